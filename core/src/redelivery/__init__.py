@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
     from redelivery.deadletters.selection import Selection
     from redelivery.errors import RedeliveryError, TerminalNack
+    from redelivery.policy.breaker import Breaker
     from redelivery.receiving.subscription import Subscription
     from redelivery.registry import connect
     from redelivery.sending.report import DeliveryReport, SubscriptionReport
 
 __all__ = [
+    "Breaker",
     "DeadLetterQueue",
     "DeliveryReport",
     "DeliverySpec",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "Breaker": "policy.breaker",
     "DeadLetterQueue": "deadletters.queue",
     "DeliveryReport": "sending.report",
     "DeliverySpec": "contract.spec",

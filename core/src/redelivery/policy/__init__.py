@@ -1,5 +1,6 @@
 """What follows from an error, and when: pure functions, with the time and randomness as arguments."""
 
+from redelivery.policy.breaker import Breaker, Circuit, reason_of
 from redelivery.policy.decisions import (
     DEFAULT_TIMEOUT,
     GRACE,
@@ -10,6 +11,7 @@ from redelivery.policy.decisions import (
     GiveUp,
     Isolate,
     TryAgain,
+    asked_wait,
     attempt_timeout,
     budget_seconds,
     decide,
@@ -27,14 +29,18 @@ __all__ = [
     "SINK_RETRIES",
     "SINK_RETRY_TIMEOUT",
     "Abort",
+    "Breaker",
+    "Circuit",
     "GiveUp",
     "Isolate",
     "TryAgain",
+    "asked_wait",
     "attempt_timeout",
     "budget_seconds",
     "decide",
     "for_sink",
     "is_last",
+    "reason_of",
     "retries_that_do_not_fit",
     "wait_of",
     "worst_case_seconds",

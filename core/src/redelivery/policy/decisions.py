@@ -102,13 +102,15 @@ def decide(  # noqa: PLR0911 - a decision table reads best as one return a rule
 
 def wait_of(spec: DeliverySpec, error: BrokerError, attempts: int, random: Callable[[], float]) -> float:
     """Return the seconds before the next attempt: the spec's backoff, or the broker's request, if that is longer."""
-    wait = wait_before_retry(spec, attempts, random)
-    if isinstance(error, Throttled):
-        asked = error.retry_after
-        if spec.retry_after_max is not None:
-            asked = min(asked, spec.retry_after_max.total_seconds())
-        wait = max(wait, asked)
-    return wait
+    return max(wait_before_retry(spec, attempts, random), asked_wait(spec, error))
+
+
+def asked_wait(spec: DeliverySpec, error: BrokerError) -> float:
+    """Return the seconds for which an error asks to be left alone, as far as the spec allows; mostly 0."""
+    if not isinstance(error, Throttled):
+        return 0.0
+    most = spec.retry_after_max
+    return error.retry_after if most is None else min(error.retry_after, most.total_seconds())
 
 
 def attempt_timeout(spec: DeliverySpec) -> float:

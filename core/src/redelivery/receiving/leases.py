@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Final
 
 from redelivery import policy
@@ -44,9 +45,15 @@ class LeasedMessage:
         stays: why it is not given up, though its handler asked for that: it is never skipped.
         termination: completed with the termination; None where no termination was requested.
         span: `traceparent` of the span of its handler; None where nothing records it.
+        number: in the order of leasing.
+        aside: it waits for the end of an outage, and no handler has it.
+        turn: in the order of tries; 0: none has failed in this outage.
+        failure: of the last try.
+        successor: what stands for it since it was put aside, while its handler still runs.
     """
 
     received: Received
+    number: int = 0
     began: float | None = None
     ended: bool = False
     overran: bool = False
@@ -55,6 +62,10 @@ class LeasedMessage:
     stays: ConfigurationError | None = None
     termination: Future[None] | None = None
     span: str | None = None
+    aside: bool = False
+    turn: int = 0
+    failure: BrokerError | None = None
+    successor: LeasedMessage | None = None
 
     def ask(self) -> Future[None]:
         """The future that completes with its termination."""
@@ -152,6 +163,7 @@ class Leases:
         self._can_prolong = True
         self._pending: list[_Pending] = []
         self._lock = threading.Lock()
+        self._numbers, self._turns = count(1), count(1)
         self.delayed_retries = DelayedRetries()
 
     def __len__(self) -> int:
@@ -166,7 +178,8 @@ class Leases:
     def take(self, most: int, wait: float) -> list[LeasedMessage]:
         """Lease up to `most` messages, waiting up to `wait` seconds for the first. Raises BrokerError."""
         began = self._clock.monotonic()
-        taken = [LeasedMessage(received) for received in self.receiver.receive(most, wait=wait)]
+        received = self.receiver.receive(most, wait=wait)
+        taken = [LeasedMessage(each, next(self._numbers)) for each in received]
         if self._observer is not None:
             self._observer.received(len(taken), self._clock.monotonic() - began)
         for leased in taken:
@@ -187,6 +200,30 @@ class Leases:
             self._pending = [each for each in self._pending if each.due > now]
             self._settle([(each.leased, each.outcome) for each in due], {each.leased: each for each in due})
         self._prolong(now)
+
+    def put_aside(self, leased: LeasedMessage, failure: BrokerError | None = None) -> None:
+        """Keep a message under its lease, unhandled. Its handler failed, or, without a failure, has not begun."""
+        with self._lock:
+            if leased not in self._held:
+                return
+            if leased.overran:  # its handler still runs, and its result counts no more
+                del self._held[leased]
+                new = LeasedMessage(leased.received, leased.number, termination=leased.termination, stays=leased.stays)
+                leased.successor, leased.termination = new, None
+                leased = new
+                self._held[leased] = None
+            leased.began, leased.ended, leased.decided, leased.aside = None, False, False, True
+            if failure is not None:
+                leased.turn, leased.failure = next(self._turns), failure
+
+    def aside(self) -> list[LeasedMessage]:
+        """Return the messages that wait for the end of an outage: never tried, then not for the longest time."""
+        now = self._clock.monotonic()
+        waiting = [leased for leased in self if leased.aside and not leased.decided]
+        for leased in waiting:
+            if leased.received.expires is not None and leased.received.expires <= now:
+                self.lose(leased)  # it could not be prolonged: another consumer may have the message now
+        return sorted((each for each in waiting if each in self._held), key=lambda each: (each.turn, each.number))
 
     def lose(self, leased: LeasedMessage) -> None:
         """Note that a lease is gone: another consumer may have the message now."""

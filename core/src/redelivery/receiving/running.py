@@ -7,10 +7,11 @@ Everything but `terminate` runs on the thread that called `Subscription.run`: on
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,6 +42,8 @@ from redelivery.sending.group import Group, Owner
 from redelivery.sending.report import SubscriptionReport
 from redelivery.telemetry.counters import Counters
 
+log = logging.getLogger("redelivery.subscription")
+
 #: How long to wait for a message while none is leased, and for a handler otherwise, in seconds.
 _IDLE: Final = 0.5
 _GLANCE: Final = 0.02
@@ -49,6 +52,9 @@ _ACCEPT: Final = Accept()
 _PARTS: Final = 4
 #: Handlers that overran their time and still hold a thread; more stop the subscription.
 _MAX_OVERRUN: Final = 10
+#: Messages that are leased in an outage, one a try, even if fewer are leased ahead otherwise: those at hand may all be
+#: poison.
+_TRIED: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +62,7 @@ class Settings:
     """The settings of a run, from its subscription.
 
     Attributes:
-        name, handler, spec, prefetch, rename_type, clock, random: as `Subscription` has them.
+        name, handler, spec, prefetch, rename_type, breaker, clock, random: as `Subscription` has them.
         stop_timeout: in seconds.
         delay_max: the longest delay that the broker can give a retry.
         counters: publish the account; None: nothing records it.
@@ -67,6 +73,7 @@ class Settings:
     spec: DeliverySpec
     prefetch: int
     rename_type: str | None
+    breaker: policy.Breaker | None
     stop_timeout: float
     delay_max: timedelta
     clock: Clock
@@ -102,6 +109,9 @@ class RunningSubscription:
         self._report = report
         self._stopping = stopping
         self._stop_by = float("inf")
+        breaker = settings.breaker
+        self._patience = float("inf") if breaker is None else breaker.patience.total_seconds()
+        self.circuit = None if breaker is None else policy.Circuit(breaker, settings.random)
         self._requests: queue.SimpleQueue[tuple[LeasedMessage, str]] = queue.SimpleQueue()
 
     # --- from any thread ---
@@ -149,7 +159,7 @@ class RunningSubscription:
             self._settings.counters.publish(self._engine.report.metrics(), terms=self._report.terms)
 
     def _loop(self, *, until_empty: bool) -> None:
-        leases, workers = self._leases, self._workers
+        leases, workers, circuit = self._leases, self._workers, self.circuit
         empty: float | None = None  # when the last look began, where it found nothing
         while True:
             stopping = self._stopping.is_set()
@@ -164,6 +174,12 @@ class RunningSubscription:
                 self._publish()
             if self._has_stopped() if stopping else until_empty and self._is_empty(empty):
                 return
+            if circuit is not None and circuit.since is not None and not stopping:
+                if until_empty:
+                    self._end_if_too_long(circuit, circuit.since)
+                empty = self._try_one(circuit)
+                self._take_results(workers.results(_GLANCE))
+                continue
             room = 0 if stopping else workers.count + self._settings.prefetch - len(leases)
             if room > (self._settings.prefetch // _PARTS if workers.have_work else 0):
                 wait, looked = 0.0 if len(leases) else _IDLE, self._settings.clock.monotonic()
@@ -197,6 +213,7 @@ class RunningSubscription:
         """Carry out the requests of `terminate`."""
         while not self._requests.empty():
             leased, reason = self._requests.get()
+            leased = leased.successor or leased
             if leased.decided or leased not in self._leases:
                 leased.end(NotTerminated(SETTLED))
             else:
@@ -212,7 +229,7 @@ class RunningSubscription:
                 if leased.decided:
                     continue
                 leased.decided = True
-                outcome = _ACCEPT if error is None else self._after(leased, error)
+                outcome = self._after_success(leased) if error is None else self._after(leased, error)
                 if outcome is not None:
                     outcomes.append((leased, outcome))
         except BaseException:  # the results of its neighbours count, even if this one ends the subscription
@@ -228,14 +245,104 @@ class RunningSubscription:
             return
         limit = timeout.total_seconds()
         now = self._settings.clock.monotonic()
-        late = [leased for leased in self._leases if leased.is_late(now, limit)]
-        for leased in late:
-            self._workers.replace(leased)
+        late = [leased for leased in self._leases if leased.is_late(now, limit) and self._workers.replace(leased)]
         if self._workers.overrun > _MAX_OVERRUN:
             text = f"{self._workers.overrun} handlers have overrun {limit:g} s and still hang"
             raise DeliveryFailed(f"{self._settings.name}: {text}")
         overran = TimeoutError(f"the handler took longer than {limit:g} s")
         self._take_results([(leased, overran) for leased in late])
+
+    # --- an outage of what handles them ---
+
+    def _try_one(self, circuit: policy.Circuit) -> float | None:
+        """Have one message tried, if it is time. Return when the look began, where it found the queue empty."""
+        leases, workers = self._leases, self._workers
+        now = self._settings.clock.monotonic()
+        under_way = sum(not (leased.aside or leased.decided) for leased in leases)
+        if under_way >= workers.count or not circuit.is_due(now):
+            return None
+        aside = leases.aside()
+        if not aside or aside[0].turn:
+            most = max(workers.count + self._settings.prefetch, _TRIED)
+            has_sink = bool(self._settings.spec.dead_letter_sink)
+            if aside and len(leases) >= most and has_sink and circuit.lets_go(now):
+                self._let_go(aside.pop(0))
+            if len(leases) < most:
+                arrived = leases.take(1, 0.0 if len(leases) else _IDLE)
+                for leased in arrived:
+                    self._begin(leased)
+                if any(not leased.decided for leased in arrived):
+                    circuit.tried(now)
+                if arrived:
+                    return None
+        if not aside:
+            return None if len(leases) else now
+        circuit.tried(now)
+        self._resume(aside[:1])
+        return None
+
+    def _resume(self, aside: Sequence[LeasedMessage]) -> None:
+        """Have messages handled that were put aside."""
+        for leased in aside:
+            leased.aside = False
+            self._workers.submit(leased)
+
+    def _let_go(self, leased: LeasedMessage) -> None:
+        """Settle one message by its policy, so that a fresh one can be tried."""
+        failure = leased.failure or Retriable("not handled", code=Code.HANDLER_FAILED)
+        leased.aside, leased.decided = False, True
+        outcome = self._decided(leased, failure, self._settings.clock.monotonic())
+        if outcome is not None:
+            self._leases.settle([(leased, outcome)])
+
+    def _end_if_too_long(self, circuit: policy.Circuit, since: float) -> None:
+        """End a run that waits for an empty queue in vain. Raises DeliveryFailed."""
+        lasted = self._settings.clock.monotonic() - since
+        if lasted >= self._patience:
+            self._count_outage(since)
+            text = f"what handles its messages is down for {lasted:.0f} s ({redact(str(circuit.error))})"
+            raise DeliveryFailed(f"{self._settings.name}: {text}; messages stay at the broker") from circuit.error
+
+    def _count_outage(self, since: float) -> None:
+        self._report.outage_seconds += self._settings.clock.monotonic() - since
+
+    def _is_outage(self, leased: LeasedMessage, failed: BrokerError, now: float) -> bool:
+        """Tell the breaker of a failure; return whether the message is put aside in place of a settlement."""
+        circuit = self.circuit
+        if circuit is None:
+            return False
+        if policy.reason_of(failed) is None:
+            if circuit.is_open:
+                circuit.learned_nothing(now)
+            return False
+        asked = policy.asked_wait(self._settings.spec, failed)
+        began = now if leased.began is None else leased.began
+        if circuit.failed(failed, _identity(leased.received), began=began, now=now, asked=asked):
+            self._report.outages += 1
+            for each in self._workers.recall():
+                if not each.decided:
+                    self._leases.put_aside(each)
+            log.warning(
+                "%s: receiving pauses: many messages in a row have failed for one reason (%s); one at a time is tried",
+                self._settings.name,
+                redact(str(failed)),
+            )
+        if not circuit.is_open:
+            return False
+        self._leases.put_aside(leased, failed)
+        return True
+
+    def _after_success(self, leased: LeasedMessage) -> Outcome:
+        """Return the outcome of a message that was handled. It may end an outage."""
+        circuit = self.circuit
+        if circuit is not None and leased.began is not None:
+            since = circuit.since
+            if circuit.succeeded(began=leased.began) and since is not None:
+                self._count_outage(since)
+                lasted = self._settings.clock.monotonic() - since
+                log.warning("%s: receiving goes on after %.0f s: a message was handled", self._settings.name, lasted)
+                self._resume(sorted(self._leases.aside(), key=lambda each: each.number))
+        return _ACCEPT
 
     # --- failures ---
 
@@ -252,11 +359,17 @@ class RunningSubscription:
                 text = f"{label(leased.received.message)} was given up by its handler ({redact(error.reason)})"
                 why = "the subscription has no deadLetterSink, so it stays at the broker; name a sink"
                 raise ConfigurationError(f"{self._settings.name}: {text}, and {why}") from error
+            if self.circuit is not None and self.circuit.is_open:
+                self.circuit.learned_nothing(self._settings.clock.monotonic())
             self._terminate(leased, error.reason, error)
             return None
         failed = error if isinstance(error, BrokerError) else _retriable(error)
+        now = self._settings.clock.monotonic()
+        return None if self._is_outage(leased, failed, now) else self._decided(leased, failed, now)
+
+    def _decided(self, leased: LeasedMessage, failed: BrokerError, now: float) -> Outcome | None:
+        """Return what the policy decides after a failure; None where the message goes to the sinks first."""
         clock, first_ms = self._settings.clock, leased.received.first_ms
-        now = clock.monotonic()
         decision = policy.decide(
             self._settings.spec,
             failed,
@@ -345,6 +458,12 @@ class _LeaseOwner(Owner):
     def lose(self) -> None:
         self.lost = True
         self._leases.lose(self._leased)
+
+
+def _identity(received: Received) -> Hashable:
+    """What tells a message from others, over its deliveries."""
+    message = received.message
+    return received.position if received.lasting else (message.id, message.key, hash(message.value))
 
 
 def _retriable(error: Exception) -> Retriable:

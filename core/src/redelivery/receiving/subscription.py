@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -26,6 +27,7 @@ from redelivery.contract.spec import NATIVE, DeliverySpec
 from redelivery.errors import (
     ConfigurationError,
 )
+from redelivery.policy.breaker import Breaker
 from redelivery.receiving.checks import check_retries, refuse_own_letters
 from redelivery.receiving.leases import Leases
 from redelivery.receiving.running import RunningSubscription, Settings, not_leased, without_sink
@@ -48,7 +50,24 @@ Handler: TypeAlias = Callable[[Message], object]
 #: The name of a subscription without one.
 DEFAULT_NAME: Final = "default"
 
+_DEFAULT_BREAKER: Final = Breaker()
+
 _running: weakref.WeakValueDictionary[tuple[int, str], Subscription] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """An outage of what handles the messages of a subscription.
+
+    Attributes:
+        reason: the code of the failures.
+        text: of the last one.
+        seconds: how long it has lasted.
+    """
+
+    reason: str
+    text: str
+    seconds: float
 
 
 class Subscription:
@@ -71,6 +90,9 @@ class Subscription:
         rename_type: the type under which an event is reposted to a sink that has no type; None: the spec's
             `dead_letter_type`.
         stop_timeout: how long a stop waits for handlers before it releases their messages.
+        breaker: what counts as an outage of what handles messages: nearly all of them fail for one retriable reason.
+            Then they stay in the queue, and one at a time is tried until one is handled. None: each failure counts as
+            the message's own.
         connection_factory, clock, random: for tests.
 
     Raises:
@@ -92,6 +114,7 @@ class Subscription:
         terminal: bool = False,
         rename_type: str | None = None,
         stop_timeout: timedelta = timedelta(seconds=30),
+        breaker: Breaker | None = _DEFAULT_BREAKER,
         connection_factory: ConnectionFactory | None = None,
         clock: Clock | None = None,
         random: Callable[[], float] = random_module.random,
@@ -113,6 +136,7 @@ class Subscription:
         self._prefetch = prefetch
         self._lease = lease
         self._rename_type = rename_type
+        self._breaker = breaker
         self._stop_timeout = stop_timeout.total_seconds()
         self._connection_factory = connection_factory or connected
         self._clock = clock or SystemClock()
@@ -131,7 +155,8 @@ class Subscription:
                 does not wait for other delayed messages.
 
         Raises:
-            DeliveryFailed: a message could neither be handled nor dead-lettered; it stays unsettled at the broker.
+            DeliveryFailed: a message could neither be handled nor dead-lettered, or, with `until_empty`, an outage
+                lasted longer than the breaker's patience. Unsettled messages stay at the broker.
             ConfigurationError: also where a handler gave a message up and no sink exists; the message stays, too.
             BrokerError, ConfigurationError, Unsupported
         """
@@ -169,6 +194,15 @@ class Subscription:
         if self._running is not None:
             return self._running.terminate(message, reason)
         raise not_leased(message) if self._spec.dead_letter_sink else without_sink(self.name, message)
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage that has paused receiving, for metrics and health checks; None: there is none now."""
+        circuit = None if self._running is None else self._running.circuit
+        since, error = (None, None) if circuit is None else (circuit.since, circuit.error)
+        if since is None or error is None:
+            return None
+        return Outage(reason=error.label, text=redact(str(error)), seconds=self._clock.monotonic() - since)
 
     def __enter__(self) -> Self:
         return self
@@ -218,6 +252,7 @@ class Subscription:
             spec=self._spec,
             prefetch=self._prefetch,
             rename_type=self._rename_type,
+            breaker=self._breaker,
             stop_timeout=self._stop_timeout,
             delay_max=broker.capabilities.limits.delay_max or timedelta.max,
             clock=self._clock,

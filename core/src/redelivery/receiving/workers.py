@@ -68,24 +68,35 @@ class Workers:
         except queue.Empty:
             return said
 
+    def recall(self) -> list[LeasedMessage]:
+        """Take back the messages whose handlers have not begun, and return them."""
+        recalled = []
+        try:
+            while True:
+                if (leased := self._todo.get_nowait()) is not None:
+                    recalled.append(leased)
+        except queue.Empty:
+            return recalled
+
     def drop(self) -> None:
         """Start no more handlers."""
         with self._lock:
             self._stopped = True
-        try:
-            while True:
-                self._todo.get_nowait()
-        except queue.Empty:
-            return
+        self.recall()
 
-    def replace(self, leased: LeasedMessage) -> None:
-        """Add a thread in place of one whose handler has overrun its time; that one ends when its handler returns."""
+    def replace(self, leased: LeasedMessage) -> bool:
+        """Add a thread in place of one whose handler has overrun its time; that one ends when its handler returns.
+
+        Returns:
+            False: the handler has returned just now, and its result counts.
+        """
         with self._lock:
             if leased.ended:
-                return
+                return False
             leased.overran = True
             self.overrun += 1
         self.start_worker()
+        return True
 
     def start_worker(self) -> None:
         """Add a thread."""

@@ -191,6 +191,8 @@ class SubscriptionReport:
         terms: terminal nacks; messages that ran out of retries are not counted.
         lost: leases that ran out or were revoked; another consumer is responsible for the message now.
         given_back: not handled when the subscription stopped.
+        outages: how often nearly everything failed for one reason, so that receiving paused.
+        outage_seconds: how long these lasted, added up; without one that goes on.
         delivery: the account of the sinks: the eight metrics of KIP-298 are its `metrics()`.
     """
 
@@ -204,6 +206,8 @@ class SubscriptionReport:
     terms: int = 0
     lost: int = 0
     given_back: int = 0
+    outages: int = 0
+    outage_seconds: float = 0.0
     delivery: DeliveryReport = field(default_factory=DeliveryReport)
 
 
