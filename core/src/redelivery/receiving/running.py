@@ -158,6 +158,10 @@ class RunningSubscription:
         if self._settings.counters is not None:
             self._settings.counters.publish(self._engine.report.metrics(), terms=self._report.terms)
 
+    def _publish_if_due(self) -> None:
+        if self._settings.counters is not None and self._settings.counters.is_due(time.monotonic()):
+            self._publish()
+
     def _loop(self, *, until_empty: bool) -> None:
         leases, workers, circuit = self._leases, self._workers, self.circuit
         empty: float | None = None  # when the last look began, where it found nothing
@@ -170,13 +174,12 @@ class RunningSubscription:
             self._enforce_timeout()
             self._engine.turn(0.0)
             leases.tend()
-            if self._settings.counters is not None and self._settings.counters.is_due(time.monotonic()):
-                self._publish()
+            self._publish_if_due()
             if self._has_stopped() if stopping else until_empty and self._is_empty(empty):
                 return
-            if circuit is not None and circuit.since is not None and not stopping:
+            if circuit is not None and circuit.is_open and not stopping:
                 if until_empty:
-                    self._end_if_too_long(circuit, circuit.since)
+                    self._end_if_too_long(circuit)
                 empty = self._try_one(circuit)
                 self._take_results(workers.results(_GLANCE))
                 continue
@@ -295,16 +298,14 @@ class RunningSubscription:
         if outcome is not None:
             self._leases.settle([(leased, outcome)])
 
-    def _end_if_too_long(self, circuit: policy.Circuit, since: float) -> None:
+    def _end_if_too_long(self, circuit: policy.Circuit) -> None:
         """End a run that waits for an empty queue in vain. Raises DeliveryFailed."""
-        lasted = self._settings.clock.monotonic() - since
+        now = self._settings.clock.monotonic()
+        lasted = now - (now if circuit.since is None else circuit.since)
         if lasted >= self._patience:
-            self._count_outage(since)
+            self._report.outage_seconds += lasted
             text = f"what handles its messages is down for {lasted:.0f} s ({redact(str(circuit.error))})"
             raise DeliveryFailed(f"{self._settings.name}: {text}; messages stay at the broker") from circuit.error
-
-    def _count_outage(self, since: float) -> None:
-        self._report.outage_seconds += self._settings.clock.monotonic() - since
 
     def _is_outage(self, leased: LeasedMessage, failed: BrokerError, now: float) -> bool:
         """Tell the breaker of a failure; return whether the message is put aside in place of a settlement."""
@@ -338,8 +339,8 @@ class RunningSubscription:
         if circuit is not None and leased.began is not None:
             since = circuit.since
             if circuit.succeeded(began=leased.began) and since is not None:
-                self._count_outage(since)
                 lasted = self._settings.clock.monotonic() - since
+                self._report.outage_seconds += lasted
                 log.warning("%s: receiving goes on after %.0f s: a message was handled", self._settings.name, lasted)
                 self._resume(sorted(self._leases.aside(), key=lambda each: each.number))
         return _ACCEPT
