@@ -56,13 +56,19 @@ _TOKEN: Final = re.compile(
             # words before other words, all at once: they are most of a message
             rf"(?P<plain>(?:(?!(?:{_DAYS})\b|[a-f]{{8}}|[A-F]{{8}})[A-Za-z]{{1,24}}+[,;:)]?\x20(?=[A-Za-z]))++)",
             # a key of JSON with a value that tells the cause, or alone
-            rf'(?P<told>"(?:{_TELLING})"\s?:\s?(?:"[A-Za-z][A-Za-z_.:-]{{0,80}}"|[0-9]{{1,5}}(?=[,}}\]\s])))',
+            (
+                rf'(?P<told>(?:(?<=[{{,])|(?<=[{{,] ))"(?:{_TELLING})"\s?:\s?(?:"[A-Za-z][A-Za-z_.:-]{{0,80}}"|'
+                r"[0-9]{1,5}(?=[,}\]\s])))"
+            ),
             # a body that is quoted within a message
             r"(?P<source>\[Source: [^\n]*?(?:; line: [0-9]++, column: [0-9]++\]|\Z))",
             r"(?P<body>[\"'][\[{](?:[^}\]]|[}\]](?![\"']))*+(?:[}\]][\"']|\Z))",
-            r'(?P<key>"[A-Za-z_][A-Za-z_.-]{0,60}"\s?:)',
+            r'(?P<key>(?:(?<=[{,])|(?<=[{,] ))"[A-Za-z_][A-Za-z_.-]{0,60}"\s?:)',
             # a quoted name behind a noun
             rf"(?P<named>\b(?:{_NOUNS})\s[\"'`][A-Za-z_][A-Za-z_.$-]{{0,80}}[\"'`])",
+            # a member that is named in brackets, and a method
+            r"(?P<member>(?<=[A-Za-z0-9_)\]]\[)[\"'][A-Za-z_][A-Za-z_.-]{0,60}[\"'](?=\]))",
+            r"(?P<method>[\"'`](?:[A-Za-z_$]++\.)+[A-Za-z_$<>]++\([A-Za-z_$., \[\]]{0,200}\)[\"'`])",
             # the text that a client quotes: only its quotation mark is passed over
             (
                 r"(?P<sentence>(?:str=|text=|reason=|message=|\([0-9]{3,5}, |(?<=Error\()|(?<=Exception\()|"
@@ -80,11 +86,6 @@ _TOKEN: Final = re.compile(
             rf"(?P<number>\b(?i:{_NUMBERED})(?: ?[:=#(\[] ?| code:? | )[0-9]{{1,5}}\b(?![.:/-]?[0-9A-Za-z]))",
             r"(?P<coded>\b(?:ORA|SQL|TNS|DB2)-?[0-9]{4,5}\b|\b[1-5][0-9]{2} (?=(?:Client|Server) Error))",
             r"(?P<errno>\[Errno -?[0-9]{1,5}\])",
-            # dates in words
-            (
-                rf"(?P<date>\b(?:(?:{_DAYS})[a-z]{{0,6}},?\s)?(?:[0-9]{{1,2}}[\s-])?(?:{_MONTHS})[a-z]{{0,6}}[\s-]{{1,2}}"
-                r"[0-9][0-9, :.-]*+(?:(?:AM|PM|GMT|UTC|CES?T|[ECMP][SD]T)\b(?: [0-9]{4})?)?)"
-            ),
             # a URL: its host and its query vary
             r"(?P<url>[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s\"'<>()\[\]{},;]++(?:\[[0-9A-Fa-f:.]{2,45}\][^\s\"'<>(){},;]*+)?)",
             r"(?P<arn>\barn:[a-z-]{1,12}:[a-z0-9-]{1,30}:[^\s\"'<>(),;]*+)",
@@ -103,10 +104,13 @@ _HAS_DIGIT: Final = re.compile("[0-9]")
 _PART: Final = re.compile("[A-Za-z0-9\x80-\U0010ffff]++")
 _HEX_WORD: Final = re.compile("[a-f]{8,}|[A-F]{8,}")
 _BLOB: Final = re.compile("[A-Za-z0-9+/_=-]{20,}")
+_SMALL: Final = re.compile("[a-z]{4,}")
 _UUID: Final = re.compile("[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _LONGEST_PART: Final = 60
 #: A host with its port, and a host by its name.
-_PORT: Final = re.compile(r"(?<![A-Za-z0-9._-])(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*+):(?P<port>[0-9]{2,5})(?![0-9])")
+_PORT: Final = re.compile(
+    r"(?<![A-Za-z0-9._-])(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*+):(?P<port>[0-9]{2,5})(?![0-9]|-[0-9])"
+)
 _TLD: Final = re.compile(
     r"(?:[A-Za-z0-9-]{1,63}+\.){2,}+(?:com|net|org|io|local|internal|cloud|dev|svc|lan|corp|test|cluster|aws|de|eu|uk|us)"
     r"\.?"
@@ -114,6 +118,9 @@ _TLD: Final = re.compile(
 _SOURCE: Final = re.compile(r"\.(?:java|kt|scala|py|js|ts|go|rs|rb|cs|cpp|c|h|php|ex|clj|groovy)$")
 #: Folders whose next name is a user's, or made up.
 _OWNED: Final = re.compile(r"(?P<folder>(?:/|\\)(?:home|Users|tmp|temp|Temp|var/folders)[/\\])[^/\\ ]++")
+#: Names of days, months and zones beside what varies.
+_DATE: Final = re.compile(rf"(?:\b(?:{_DAYS}|{_MONTHS})[a-z]{{0,6}},?[ -]){{1,2}}(?=<\*>)", re.ASCII)
+_ZONE: Final = re.compile(r"(?<=<\*>) (?:AM|PM|GMT|UTC|CES?T|[ECMP][SD]T)\b", re.ASCII)
 _RUN: Final = re.compile(r"<\*>(?:[-_.:,;/+|TZ =]{0,2}+<\*>)++(?:Z\b)?")
 _SIGNED: Final = re.compile(r"(?<![A-Za-z0-9>)\]])[-+]<\*>")
 _UNITS: Final = re.compile(
@@ -137,7 +144,8 @@ def normalised(message: str) -> str:
     """
     text = _SPACE.sub(" ", redact_alike(message[:LOOKED_AT])).strip(" ")
     text = _TOKEN.sub(_replaced, text)
-    text = _SIGNED.sub(VARIES, _RUN.sub(VARIES, text))
+    text = _RUN.sub(VARIES, _ZONE.sub("", _DATE.sub("", text)))
+    text = _SIGNED.sub(VARIES, text)
     return _UNITS.sub(_unit, text)[:KEPT]
 
 
@@ -204,8 +212,8 @@ def _part(match: re.Match[str]) -> str:
 
 def _is_blob(text: str) -> bool:
     """Whether a text looks like base64: capitals among small letters, more than in any name."""
-    if _BLOB.fullmatch(text) is None:
-        return False
+    if _BLOB.fullmatch(text) is None or any(_SMALL.fullmatch(each) for each in text.split("/")):
+        return False  # or a path
     capitals = sum("A" <= each <= "Z" for each in text)
     small = sum("a" <= each <= "z" for each in text)
     digits = sum("0" <= each <= "9" for each in text)
@@ -218,7 +226,9 @@ _BLOB_OF_LETTERS: Final = 28
 _LEAST_CAPITALS: Final = 0.25
 _MOST_CAPITALS: Final = 0.75
 _PORT_DIGITS: Final = 4
-_AS_IS: Final = frozenset({"plain", "told", "key", "named", "sentence", "constant", "number", "coded", "errno"})
+_AS_IS: Final = frozenset(
+    {"plain", "told", "key", "named", "member", "method", "sentence", "constant", "number", "coded", "errno"}
+)
 _REPLACE: Final[Mapping[str, Callable[[str], str]]] = {"url": _url, "arn": _arn, "value": _value, "token": _token}
 
 # --- fingerprints ---------------------------------------------------------------------------------------------------
