@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from redelivery.contract.message import Message
 from redelivery_kafka.client import offset_map
-from redelivery_kafka.client.offset_map import METADATA_LENGTH, RECORD_BYTES, Attempts, MetadataFull, OffsetMap, lag
+from redelivery_kafka.client.offset_map import METADATA_LENGTH, Attempts, MetadataFull, OffsetMap, lag, stretches
 from redelivery_kafka.client.partition import Fetched, Partition
 
 OFFSETS = st.integers(0, 60)
@@ -35,10 +35,14 @@ def test_what_is_written_is_what_is_read(base: int, settled: list[int], tries: d
     offsets = OffsetMap(base)
     for offset in settled:
         offsets.settle(base + offset)
-    offsets.attempts = {base + at: each for at, each in tries.items() if not offsets.is_settled(base + at)}
+    for at, each in tries.items():
+        if not offsets.is_settled(base + at):
+            offsets.put(base + at, each)
     again = OffsetMap.read(offsets.base, offsets.metadata())
     assert again.base == offsets.base
-    assert again.attempts == offsets.attempts
+    for at in range(62):
+        if not offsets.is_settled(base + at):
+            assert again.attempts(base + at) == offsets.attempts(base + at) == tries.get(at)
     assert [again.is_settled(base + at) for at in range(62)] == [offsets.is_settled(base + at) for at in range(62)]
     assert again.metadata() == offsets.metadata()
 
@@ -79,20 +83,145 @@ def test_damaged_metadata_is_told(metadata: str) -> None:
 
 @settings(deadline=None)  # a busy machine may be slow
 @given(st.data())
-def test_what_may_be_given_fits_however_it_ends(data: st.DataObject) -> None:
+def test_leasing_and_settling_is_as_with_a_dict(data: st.DataObject) -> None:
+    """Runs that begin together, are leased again, released, delayed and settled, and read back in between."""
+    offsets, base, now = OffsetMap(100), 100, 1_700_000_000_000
+    known: dict[int, Attempts] = {}
+    settled: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        now += 7
+        how = data.draw(st.sampled_from(["begin", "settle", "release", "delay", "copy", "read"]))
+        some = data.draw(st.sets(st.integers(base, base + 30), max_size=14))
+        chosen = sorted(some - settled)
+        if how == "begin":
+            given_now = offsets.begin(chosen, now)
+            for offset, each in zip(chosen, given_now, strict=True):
+                before = known.get(offset)
+                known[offset] = Attempts(1, now) if before is None else Attempts(before.number + 1, before.first_ms)
+                assert each == known[offset]
+        elif how == "settle":
+            for start, end in stretches(chosen):
+                offsets.settle(start, end)
+            settled |= some
+            known = {offset: each for offset, each in known.items() if offset not in settled}
+        elif how == "copy":
+            offsets = offsets.copy()
+        elif how == "read":
+            offsets = OffsetMap.read(offsets.base, offsets.metadata())
+        else:
+            for offset in [each for each in chosen if each in known]:
+                tries = known.pop(offset)
+                if how == "delay":
+                    known[offset] = tries._replace(due_ms=now + offset)
+                elif tries.number > 1:
+                    known[offset] = tries._replace(number=tries.number - 1)
+                offsets.put(offset, known.get(offset))
+        for offset in range(base, base + 32):
+            assert offsets.is_settled(offset) == (offset in settled)
+            if offset not in settled:
+                assert offsets.attempts(offset) == known.get(offset)
+
+
+def test_what_was_committed_before_records_began_together_is_read() -> None:
+    """Texts of the first version, which wrote a run for each record: an upgrade while messages are in hand."""
+    first = 1_700_000_000_000
+    offsets = OffsetMap.read(7, "r1:1_6MetN!_71qK7q4+jDOh@=4o1_8wn")
+    assert [offsets.attempts(at) for at in (7, 9, 10, 11, 12)] == [
+        Attempts(1, first),
+        Attempts(3, first + 1_000),
+        Attempts(2, first + 1_000, first + 22_000),
+        None,
+        Attempts(1, first + 5),
+    ]
+    assert [at for at in range(7, 13) if offsets.is_settled(at)] == [8]
+    assert offsets.begin([7, 11, 12], first + 9) == [Attempts(2, first), Attempts(1, first + 9), Attempts(2, first + 5)]
+    deflated = (
+        "z1:c-lqEAr6Bu06@_|X?vBPYbTjNB9RjlxFL~9+*(RYB@&6mEFsI7`M4*Z%I?qC_j8k47@I_)awBzSnk1wWrqH=L=98KEhcpw~nNVI~iG(f^s"
+        "z_J^p$~*Q5VnahOoYco*ge5|LgNX?NJt~09SP+X7DwnDp>l-P5_(IhEn#~ThLb;JaX*j"
+    )
+    offsets = OffsetMap.read(0, deflated)
+    for at in range(120):
+        if at % 2:
+            assert offsets.is_settled(at) == (at % 3 != 0)
+        else:
+            due_ms = first + 60_000 if at % 4 else None
+            assert offsets.attempts(at) == Attempts(1 + at % 3, first + at * 10, due_ms)
+
+
+def test_any_number_of_records_that_begin_together_is_a_few_characters() -> None:
+    offsets = OffsetMap(10**9)
+    offsets.begin(range(10**9, 10**9 + 100_000), 1_700_000_000_000)
+    assert len(offsets.metadata()) < 30
+    again = OffsetMap.read(10**9, offsets.metadata())
+    assert again.attempts(10**9 + 99_999) == Attempts(1, 1_700_000_000_000)
+    assert again.attempts(10**9 + 100_000) is None
+
+
+#: How records end: each is one of these.
+ENDS = st.sampled_from(
+    [
+        ("settled", "in hand"),
+        ("settled", "in hand", "released"),
+        ("delayed",),
+        ("delayed", "settled"),
+        ("delayed", "in hand", "settled", "released"),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=60)  # a busy machine may be slow
+@given(
+    ends=ENDS,
+    number=st.sampled_from([1, 3, 90]),
+    spread=st.sampled_from([1, 10_000, 600_000]),
+    longest=st.sampled_from([1_000, 60_000, 3_600_000, 10**9]),
+    gaps=st.sampled_from([[1], [1, 2, 3, 90]]),
+    seed=st.integers(0, 99),
+)
+def test_what_may_be_given_fits_however_it_ends(
+    ends: tuple[str, ...], number: int, spread: int, longest: int, gaps: list[int], seed: int
+) -> None:
     """As many as there is room for, each with a different end, with other records settled between them."""
     offsets, now, offset = OffsetMap(0), 1_700_000_000_000, 0
-    count = offsets.room
-    assert count * RECORD_BYTES < METADATA_LENGTH
-    seeds = data.draw(st.randoms(use_true_random=False))
-    for _ in range(count):
-        offset += seeds.choice([1, 2, 3, 90])
-        first = now + seeds.randrange(60_000)
-        offsets.attempts[offset] = Attempts(seeds.randrange(1, 100), first, first + seeds.randrange(10**9))
-    for start in range(0, offset, 2):
-        if start not in offsets.attempts:
-            offsets.settle(start)
-    assert len(offsets.metadata()) <= METADATA_LENGTH
+    leased: dict[int, Attempts] = {}
+    some = random.Random(seed)  # noqa: S311 - the same each time
+    while (room := offsets.room(len(leased))) and len(leased) < 5_000:
+        taken = []
+        for _ in range(min(room, some.choice([1, 40, 500]))):
+            taken.append(offset)
+            offset += some.choice(gaps)
+        for start, end in stretches(sorted(set(range(taken[0], offset)) - set(taken))):
+            offsets.settle(start, end)
+        first = now + some.randrange(spread)
+        if number == 1:
+            leased |= zip(taken, offsets.begin(taken, first), strict=True)
+            continue
+        for each in taken:
+            leased[each] = Attempts(some.randint(1, number), now + some.randrange(spread))
+            offsets.put(each, leased[each])
+    for each, tries in leased.items():
+        end = some.choice(ends)
+        if end == "settled":
+            offsets.settle(each)
+        elif end == "delayed":
+            offsets.put(each, tries._replace(due_ms=tries.first_ms + some.randrange(longest)))
+        elif end == "released":
+            offsets.put(each, tries._replace(number=tries.number - 1) if tries.number > 1 else None)
+    text = offsets.metadata()
+    assert len(text) <= METADATA_LENGTH
+    again = OffsetMap.read(offsets.base, text)
+    for each in leased:
+        assert again.is_settled(each) == offsets.is_settled(each)
+        found, tries = again.attempts(each), offsets.attempts(each)
+        if offsets.is_settled(each) or tries is None:
+            assert found is None or offsets.is_settled(each)
+            continue
+        assert found is not None
+        assert found.number == tries.number
+        assert tries.first_ms - (1 << 17) < found.first_ms <= tries.first_ms
+        if tries.due_ms is not None:
+            assert found.due_ms is not None, "it would come at once"
+            assert 0 <= found.due_ms - tries.due_ms <= (tries.due_ms - found.first_ms) / 4
 
 
 @settings(deadline=None, max_examples=6)  # a busy machine may be slow
@@ -101,7 +230,6 @@ def test_however_many_are_delayed_what_is_given_can_be_remembered(seed: int, lon
     """When no more fits, no more is given until something is due; that can be settled, and then the rest comes."""
     with pytest.MonkeyPatch.context() as small:
         small.setattr(offset_map, "METADATA_LENGTH", 603)
-        small.setattr(offset_map, "_METADATA_BYTES", 480)
         _delay_all(random.Random(seed), 160, longest, most)  # noqa: S311 - no secret
 
 
@@ -118,15 +246,16 @@ def _delay_all(some: random.Random, count: int, longest: int, most: int) -> None
             assert partition.next_due is not None, "nothing is given, and nothing ever will be"
             now = partition.next_due
             continue
-        partition.count_attempt(partition.offsets, chosen, now_ms + round(now * 1000))
+        partition.offsets.begin(chosen, now_ms + round(now * 1000))
         partition.offsets.metadata()
         for offset in chosen:
             partition.lease(offset)
         for offset in chosen:
-            tries = partition.offsets.attempts[offset]
+            tries = partition.offsets.attempts(offset)
+            assert tries is not None
             if tries.number == 1:
                 delay = some.randrange(1, longest)
-                partition.offsets.attempts[offset] = tries._replace(due_ms=now_ms + round(now * 1000) + delay)
+                partition.offsets.put(offset, tries._replace(due_ms=now_ms + round(now * 1000) + delay))
                 partition.delayed(offset, now + delay / 1000)
             else:
                 partition.offsets.settle(offset)
@@ -139,7 +268,8 @@ def _delay_all(some: random.Random, count: int, longest: int, most: int) -> None
 def test_what_does_not_fit_is_told() -> None:
     offsets = OffsetMap(0)
     some = random.Random(5)  # noqa: S311 - the same each time
-    offsets.attempts = {at * 7919: Attempts(some.randrange(1, 100), some.randrange(2**40), None) for at in range(1_000)}
+    for at in range(2_000):
+        offsets.put(at * 7919, Attempts(some.randrange(1, 2**40), some.randrange(2**40), None))
     with pytest.raises(MetadataFull):
         offsets.metadata()
 
@@ -212,14 +342,16 @@ class PartitionMachine(RuleBasedStateMachine):
         wanted = self._may_be_given(most)
         assert chosen == wanted, "not what may be given"
         offsets = self.partition.offsets.copy()
-        self.partition.count_attempt(offsets, chosen, self.ms)
+        offsets.begin(chosen, self.ms)
         self._commit(offsets)
         for offset in chosen:
             record = self.records[offset]
             self.leases[offset] = self.partition.lease(offset)
             record.state, record.attempts = "hand", record.attempts + 1
             record.first_ms = record.first_ms if record.attempts > 1 else self.ms
-            assert offsets.attempts[offset][:2] == (record.attempts, record.first_ms)
+            tries = offsets.attempts(offset)
+            assert tries is not None
+            assert tries[:2] == (record.attempts, record.first_ms)
 
     @rule(most=st.integers(1, 4))
     def give_but_the_commit_fails(self, most: int) -> None:
@@ -248,24 +380,22 @@ class PartitionMachine(RuleBasedStateMachine):
         offset = data.draw(st.sampled_from(sorted(self.leases)))
         del self.leases[offset]
         record, offsets = self.records[offset], self.partition.offsets.copy()
-        tries = offsets.attempts[offset]
+        tries = offsets.attempts(offset)
+        assert tries is not None
         if how == "accept":
             offsets.settle(offset)
             self._commit(offsets)
             self.partition.settled(offset)
             record.state = "done"
         elif how == "delay":
-            offsets.attempts[offset] = tries._replace(due_ms=self.ms + 5_000)
+            offsets.put(offset, tries._replace(due_ms=self.ms + 5_000))
             self._commit(offsets)
             self.partition.delayed(offset, self.now + 5)
             record.state, record.due = "waiting", self.now + 5
         else:
             if how == "back":
                 record.attempts -= 1
-                if record.attempts:
-                    offsets.attempts[offset] = tries._replace(number=record.attempts)
-                else:
-                    del offsets.attempts[offset]
+                offsets.put(offset, tries._replace(number=record.attempts) if record.attempts else None)
             self._commit(offsets)
             self.partition.release([offset])
             record.state = "ready"

@@ -25,7 +25,7 @@ from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.letter_producer import LetterProducer
 from redelivery_kafka.client.membership import Membership
-from redelivery_kafka.client.offset_map import OffsetMap
+from redelivery_kafka.client.offset_map import Attempts, OffsetMap, stretches
 from redelivery_kafka.client.partition import Lease, Partition
 from redelivery_kafka.codec import position
 from redelivery_kafka.options import Settings
@@ -87,7 +87,8 @@ class KafkaReceiver(Resource, Receiver):
                         return []
                     text = "the group has not let this member join yet: it waits for the session of a dead one to end"
                     raise Retriable(f"kafka: {self.doing('receiving from')}: {text}", code=Code.UNAVAILABLE)
-                member.poll(min(end if member.ready else now + 1.0, due or end) - now)
+                end_of_wait = end if member.ready else now + 1.0
+                member.poll(min(end_of_wait, due or end_of_wait) - now)
             failure = member.failure
         self._leave()  # without the lock, which the member's thread needs to end
         raise failure
@@ -165,26 +166,26 @@ class KafkaReceiver(Resource, Receiver):
         now_ms = time.time_ns() // 1_000_000
         counted = {partition: partition.offsets.copy() for partition in taken}
         for partition, offsets in taken.items():
-            partition.count_attempt(counted[partition], offsets, now_ms)
+            counted[partition].begin(offsets, now_ms)
         failed: dict[Partition, BrokerError] = dict.fromkeys(taken, Fatal("kafka: interrupted", code=Code.UNCONFIRMED))
         try:
             failed = member.commit(counted)
         finally:
             for partition in failed:
                 partition.release(taken[partition])
-        received = []
+        received: list[Received] = []
         for partition, offsets in taken.items():
             if partition in failed or member.owned.get(partition.number) is not partition:
                 continue
-            partition.count_attempt(partition.offsets, offsets, now_ms)
-            received += [self._received(partition, offset) for offset in offsets]
+            attempts = partition.offsets.begin(offsets, now_ms)  # more may have been fetched since the copy
+            received += map(partial(self._received, partition), offsets, attempts)
             member.balance(partition)
         if failed and not received:
             raise next(iter(failed.values()))
         return received, due
 
-    def _received(self, partition: Partition, offset: int) -> Received:
-        attempts, record = partition.offsets.attempts[offset], partition.records[offset]
+    def _received(self, partition: Partition, offset: int, attempts: Attempts) -> Received:
+        record = partition.records[offset]
         return Received(
             message=record.message,
             attempt=attempts.number,
@@ -219,24 +220,24 @@ class KafkaReceiver(Resource, Receiver):
     @staticmethod
     def _settle(member: Membership, settlement: Settlement) -> None:
         now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
-        after: dict[Partition, OffsetMap] = {}
+        ended: dict[Partition, dict[int, Outcome]] = {}
         for _, (received, outcome) in settlement.waiting():
-            partition = received.lease.partition
-            offsets = after.setdefault(partition, partition.offsets.copy())
-            _apply(offsets, received.lease.offset, outcome, now_ms)
+            ended.setdefault(received.lease.partition, {})[received.lease.offset] = outcome
+        after = {partition: partition.offsets.copy() for partition in ended}
+        for partition, offsets in after.items():
+            _apply(offsets, ended[partition], now_ms)
         failed = member.commit(after)
-        for at, (received, outcome) in settlement.waiting():
-            partition, offset = received.lease.partition, received.lease.offset
-            settlement.answer(at, failed.get(partition))
-            if partition in failed:
-                continue
-            _apply(partition.offsets, offset, outcome, now_ms)  # more may have been fetched since the copy
-            if isinstance(outcome, Accept | Terminate):
-                partition.settled(offset)
-            elif isinstance(outcome, Retry) and outcome.delay > timedelta(0):
-                partition.delayed(offset, now + outcome.delay.total_seconds())
-            else:
-                partition.release([offset])
+        for at, (received, _) in settlement.waiting():
+            settlement.answer(at, failed.get(received.lease.partition))
+        for partition in ended.keys() - failed.keys():
+            _apply(partition.offsets, ended[partition], now_ms)  # more may have been fetched since the copy
+            for offset, outcome in ended[partition].items():
+                if isinstance(outcome, Accept | Terminate):
+                    partition.settled(offset)
+                elif isinstance(outcome, Retry) and outcome.delay > timedelta(0):
+                    partition.delayed(offset, now + outcome.delay.total_seconds())
+                else:
+                    partition.release([offset])
         for partition in after:
             member.balance(partition)
 
@@ -252,16 +253,18 @@ class KafkaReceiver(Resource, Receiver):
         return lost("kafka", self._place, received)
 
 
-def _apply(offsets: OffsetMap, offset: int, outcome: Outcome, now_ms: int) -> None:
-    """Write an outcome into the state of a partition."""
-    attempts = offsets.attempts[offset]
-    if isinstance(outcome, Accept | Terminate):
-        offsets.settle(offset)
-    elif isinstance(outcome, Release):
-        if attempts.number > 1:
-            offsets.attempts[offset] = attempts._replace(number=attempts.number - 1)
-        else:
-            del offsets.attempts[offset]
-    elif outcome.delay > timedelta(0):
-        due_ms = max(now_ms, attempts.first_ms) - (-outcome.delay // _MILLISECOND)
-        offsets.attempts[offset] = attempts._replace(due_ms=due_ms)
+def _apply(offsets: OffsetMap, ended: Mapping[int, Outcome], now_ms: int) -> None:
+    """Write outcomes into the state of a partition."""
+    for start, end in stretches(sorted(at for at, each in ended.items() if isinstance(each, Accept | Terminate))):
+        offsets.settle(start, end)
+    for offset, outcome in ended.items():
+        if isinstance(outcome, Accept | Terminate):
+            continue
+        attempts = offsets.attempts(offset)
+        if attempts is None:
+            raise AssertionError("a leased record without attempts")
+        if isinstance(outcome, Release):
+            offsets.put(offset, attempts._replace(number=attempts.number - 1) if attempts.number > 1 else None)
+        elif outcome.delay > timedelta(0):
+            due_ms = max(now_ms, attempts.first_ms) - (-outcome.delay // _MILLISECOND)
+            offsets.put(offset, attempts._replace(due_ms=due_ms))

@@ -67,6 +67,9 @@ _LEAVING: Final = 3.0
 #: Records fetched and not leased, in all partitions: above it a partition is paused until half of its share is gone.
 _BUFFERED: Final = 10_000
 _BUFFERED_BYTES: Final = 64 << 20
+#: Above this, records are left in the client's own queue, except those that its callbacks come with. To pause a
+#: partition throws away what that queue holds, and it was seen to take half a second to fill again.
+_ENOUGH: Final = 2_000
 #: The high watermark of a partition that has no leader.
 _UNKNOWN: Final = -1
 
@@ -161,7 +164,8 @@ class Membership:
             first = self._consumer.poll(max(0.0, min(seconds, _POLL if self.ready else _SHORT_POLL)))
             if first is not None:
                 self._take([first])  # before anything is revoked
-                self._take(self._consumer.consume(_RECORDS, 0))
+                if sum(each.buffered for each in self.owned.values()) < _ENOUGH:
+                    self._take(self._consumer.consume(_RECORDS, 0))
         except (KafkaException, RuntimeError, BrokerError) as error:
             self._fail(_classified(error, self._doing))
 
@@ -278,7 +282,8 @@ class Membership:
                 partition.ended(record.offset())
             if partition is None or error is not None:
                 continue
-            fetched = Fetched(*message_of(record), record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME)
+            message, fault = message_of(record)
+            fetched = Fetched(message, fault, record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME, message.nbytes)
             if not partition.fetched(record.offset(), fetched, now=now, now_ms=now_ms):
                 text = "the topic was created again or has lost records; receiving starts again at its first record"
                 raise Retriable(f"kafka: {self._doing}: {text}", code=Code.CONFLICT)

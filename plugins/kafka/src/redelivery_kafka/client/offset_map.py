@@ -4,10 +4,16 @@ The committed offset is the lowest one that is not settled. The metadata says wh
 settled already, and of those that were leased and are not settled, how often, since when, and when they are due again.
 It is text of at most `METADATA_LENGTH` characters, as brokers take by default (`offset.metadata.max.bytes`).
 
+Records that were leased together for the first time are one run, however many they are. Only those that end in another
+way than their neighbours need their own.
+
 Format: `r1:` and the runs in base85, or `z1:` where deflating makes that shorter. A run is a varint
 `length * 4 + kind`: 0 untouched, 1 settled, 2 leased, 3 leased and waiting. After kinds 2 and 3 come the attempts and
 the zigzag difference of the first delivery to the one before it; after 3 also the milliseconds from the first delivery
 until the record is due. All of them are varints.
+
+Where that is too long, times are rounded, first deliveries down and ends of delays up: see `_GRIDS`. Attempts and
+settlements are never rounded.
 
 Arithmetic only: no I/O, no clock.
 """
@@ -16,22 +22,29 @@ from __future__ import annotations
 
 import base64
 import zlib
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Self
 
 from redelivery.kit.offsets import Offsets
 
 #: By default a broker keeps 4,096 characters beside a committed offset; every broker with that default takes this many.
 METADATA_LENGTH: Final = 4_000
-#: Bytes that one more leased record adds at most, as a rule: its run, its outcome, and the run before it.
-RECORD_BYTES: Final = 16
-#: Characters that one more leased record adds at most after deflating; generous, as nothing bounds what deflating does.
-_DEFLATED_RECORD: Final = 4 * RECORD_BYTES
+#: Characters that are kept free for one leased record, however it ends: measured with deflated random ends.
+_RECORD: Final = 1.8
+#: Characters beyond that: the tables of deflating, and one record more.
+_RESERVE: Final = 160
+#: Bytes of runs at most, before anything is encoded: a settled run (it may cut another in two), and another.
+_SETTLED_BYTES: Final = 12
+_RUN_BYTES: Final = 24
+#: Milliseconds to which times are rounded where exact ones do not fit. Some 500 records that wait have room for theirs.
+_GRIDS: Final = (1, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 40)
+#: First deliveries are never rounded by more: two minutes.
+_FIRST_GRID: Final = 1 << 17
+#: Fewer bytes are not worth deflating.
+_DEFLATED_FROM: Final = 100
 _PLAIN: Final = "r1:"
 _DEFLATED: Final = "z1:"
-#: Bytes that base85 turns into `METADATA_LENGTH` characters.
-_METADATA_BYTES: Final = (METADATA_LENGTH - len(_PLAIN)) // 5 * 4
 #: Bytes that metadata may inflate to: this plugin never wrote more.
 _INFLATED_MAX: Final = 1 << 20
 
@@ -45,6 +58,22 @@ class Attempts(NamedTuple):
     first_ms: int
     due_ms: int | None = None
 
+    def rounded(self, grid: int) -> Attempts:
+        """Return it with the first delivery earlier, and the end of its wait later, by less than a grid each.
+
+        The wait ends later by a quarter of the time since the first delivery at most.
+        """
+        first_ms = self.first_ms - self.first_ms % min(grid, _FIRST_GRID)
+        if self.due_ms is None:
+            return Attempts(self.number, first_ms)
+        waits = max(0, self.due_ms - first_ms)
+        step = min(grid, 1 << max(0, waits.bit_length() - 3))
+        return Attempts(self.number, first_ms, first_ms + waits + -waits % step)
+
+
+#: Offsets in the same state, as (start, end, attempts); None means settled.
+_State = tuple[int, int, Attempts | None]
+
 
 class MetadataFull(Exception):
     """The state of a partition does not fit into the metadata."""
@@ -55,22 +84,25 @@ class OffsetMap(Offsets):
 
     Attributes:
         base: the lowest offset that is not settled: the offset to commit. Settled offsets beyond it are in the set.
-        attempts: records at or beyond it that were leased and are not settled.
     """
 
-    __slots__ = ("attempts",)
+    __slots__ = ("_begun", "_tried")
 
     def __init__(self, base: int) -> None:
         super().__init__(base)
-        self.attempts: dict[int, Attempts] = {}
+        #: Leased together: ascending, none overlapping the next. What is settled, or in `_tried`, is not meant.
+        self._begun: list[tuple[int, int, Attempts]] = []
+        #: Those of which it is not what `_begun` says, or that are in none of it.
+        self._tried: dict[int, Attempts] = {}
 
     def __repr__(self) -> str:
-        return f"OffsetMap({self.base}, settled={self._runs}, attempts={self.attempts})"
+        return f"OffsetMap({self.base}, settled={self._runs}, begun={self._begun}, tried={self._tried})"
 
     def copy(self) -> OffsetMap:
         """Return an independent copy."""
         other = OffsetMap(self.base)
-        other.attempts = dict(self.attempts)
+        other._begun = list(self._begun)
+        other._tried = dict(self._tried)
         other._runs = list(self._runs)
         return other
 
@@ -91,28 +123,94 @@ class OffsetMap(Offsets):
     def settle(self, start: int, end: int | None = None) -> int:
         """Mark the offsets from `start` up to `end`, or one, as settled or missing. Return how many were not before."""
         end = start + 1 if end is None else end
-        if end == start + 1:
-            self.attempts.pop(start, None)
-        elif self.attempts:
-            for offset in [each for each in self.attempts if start <= each < end]:
-                del self.attempts[offset]
-        return self.add(start, end)
+        if self._tried and end - start < len(self._tried):
+            for offset in range(start, end):
+                self._tried.pop(offset, None)
+        elif self._tried:
+            for offset in [each for each in self._tried if start <= each < end]:
+                del self._tried[offset]
+        new = self.add(start, end)
+        if self._begun:
+            self._drop_begun(start)
+        return new
+
+    def _drop_begun(self, settled: int) -> None:
+        """Forget the runs that were leased together and are all settled, around an offset that is."""
+        low, high = 0, self.base
+        if settled >= high:
+            low, high = self._runs[bisect_right(self._runs, settled, key=_start) - 1]
+        first = last = bisect_left(self._begun, low, key=_start)
+        while last < len(self._begun) and self._begun[last][1] <= high:
+            last += 1
+        del self._begun[first:last]
+
+    # --- attempts ---
+
+    def attempts(self, offset: int) -> Attempts | None:
+        """Return the attempts of a record that is not settled; None: it was never leased."""
+        found = self._tried.get(offset)
+        if found is None and self._begun:
+            at = bisect_right(self._begun, offset, key=_start) - 1
+            if at >= 0 and offset < self._begun[at][1]:
+                return self._begun[at][2]
+        return found
+
+    def put(self, offset: int, attempts: Attempts | None) -> None:
+        """Write the attempts of a record that is not settled; None: it counts as never leased."""
+        if attempts is not None:
+            self._tried[offset] = attempts
+            return
+        self._tried.pop(offset, None)
+        at = bisect_right(self._begun, offset, key=_start) - 1
+        if at >= 0 and offset < self._begun[at][1]:
+            start, end, begun = self._begun[at]
+            parts = [(start, offset, begun), (offset + 1, end, begun)]
+            self._begun[at : at + 1] = [each for each in parts if each[0] < each[1]]
+
+    def begin(self, offsets: Sequence[int], now_ms: int) -> list[Attempts]:
+        """Count one more attempt of each of these, ascending, none settled. Return what they have now."""
+        found: list[Attempts] = []
+        for start, end in stretches(offsets):
+            at = bisect_right(self._begun, end - 1, key=_start)
+            low, high, known = self._begun[at - 1] if at else (0, 0, None)
+            alike = high <= start or low <= start < end <= high
+            if not alike or (self._tried and not self._tried.keys().isdisjoint(range(start, end))):
+                for offset in range(start, end):
+                    attempts = _once_more(self.attempts(offset), now_ms)
+                    self._tried[offset] = attempts
+                    found.append(attempts)
+                continue
+            if high <= start:
+                known = None
+            attempts = _once_more(known, now_ms)
+            parts = [(start, end, attempts)]
+            if known is not None:
+                at -= 1
+                parts = [(low, start, known), *parts, (end, high, known)]
+            self._begun[at : at + (known is not None)] = [each for each in parts if each[0] < each[1]]
+            found += [attempts] * (end - start)
+        return found
 
     # --- as metadata ---
 
-    @property
-    def room(self) -> int:
-        """How many more records can be leased, however each of them ends."""
-        leased = sum(each.due_ms is None for each in self.attempts.values())
-        return max(0, (_METADATA_BYTES - len(self._encoded()) - leased * RECORD_BYTES) // RECORD_BYTES)
+    def room(self, leased: int) -> int:
+        """How many more records can be leased beside those that are, however each of them ends."""
+        return max(0, int((METADATA_LENGTH - _RESERVE - self._length()) / _RECORD) - leased)
 
     @property
     def full(self) -> bool:
-        """Whether not even one more record can be leased, after deflating too."""
+        """Whether not even one more record can be leased."""
+        return self._length() > METADATA_LENGTH - _RESERVE
+
+    def _length(self) -> int:
+        """Return how long the metadata is at most, in characters."""
+        most = len(self._runs) * _SETTLED_BYTES + (len(self._begun) + len(self._tried)) * _RUN_BYTES
+        if most < METADATA_LENGTH // 4:
+            return most * 5 // 4
         try:
-            return len(self.metadata()) > METADATA_LENGTH - _DEFLATED_RECORD
+            return len(self.metadata())
         except MetadataFull:
-            return True
+            return METADATA_LENGTH
 
     def metadata(self) -> str:
         """Return the text to commit beside `base`.
@@ -120,15 +218,18 @@ class OffsetMap(Offsets):
         Raises:
             MetadataFull
         """
-        encoded = self._encoded()
-        if not encoded:
-            return ""
-        text = _PLAIN + base64.b85encode(encoded).decode()
-        deflated = _DEFLATED + base64.b85encode(zlib.compress(encoded, 9)).decode()
-        text = min(text, deflated, key=len)
-        if len(text) > METADATA_LENGTH:
-            raise MetadataFull(f"{len(text)} characters, of {METADATA_LENGTH}")
-        return text
+        text = ""
+        for grid in _GRIDS if self._begun or self._tried else _GRIDS[:1]:
+            encoded = self._encoded(grid)
+            if not encoded:
+                return ""
+            text = _PLAIN + base64.b85encode(encoded).decode()
+            if len(encoded) >= _DEFLATED_FROM:
+                deflated = _DEFLATED + base64.b85encode(zlib.compress(encoded, 9)).decode()
+                text = min(text, deflated, key=len)
+            if len(text) <= METADATA_LENGTH:
+                return text
+        raise MetadataFull(f"{len(text)} characters, of {METADATA_LENGTH}")
 
     @staticmethod
     def is_ours(metadata: str) -> bool:
@@ -163,19 +264,17 @@ class OffsetMap(Offsets):
             if kind == _SETTLED:
                 found.settle(at, at + length)
             elif kind in {_LEASED, _WAITING}:
-                if length > len(encoded) * 1_000:
-                    raise ValueError("offset metadata: an impossible run")
                 number = _next(numbers)
                 first_ms += _unzigzag(_next(numbers))
                 due_ms = first_ms + _next(numbers) if kind == _WAITING else None
-                found.attempts |= dict.fromkeys(range(at, at + length), Attempts(number, first_ms, due_ms))
+                found._begun.append((at, at + length, Attempts(number, first_ms, due_ms)))
             at += length
         return found
 
-    def _encoded(self) -> bytes:
+    def _encoded(self, grid: int) -> bytes:
         out = bytearray()
         at, first_ms = self.base, 0
-        for start, end, attempts in self._states():
+        for start, end, attempts in self._states(grid):
             if start > at:
                 _put(out, (start - at) << 2 | _UNTOUCHED)
             at = end
@@ -190,16 +289,57 @@ class OffsetMap(Offsets):
                 _put(out, max(0, attempts.due_ms - first_ms))
         return bytes(out)
 
-    def _states(self) -> Iterator[tuple[int, int, Attempts | None]]:
-        """Yield runs of offsets in the same state, ascending; None means settled."""
-        runs: list[tuple[int, int, Attempts | None]] = [(start, end, None) for start, end in self._runs]
-        for offset in sorted(self.attempts):
-            attempts = self.attempts[offset]
-            if runs and runs[-1][1] == offset and runs[-1][2] == attempts:
-                runs[-1] = (runs[-1][0], offset + 1, attempts)
+    def _states(self, grid: int) -> list[_State]:
+        """Return runs of offsets in the same state, ascending, as long as they can be; times are rounded to a grid."""
+        begun: list[_State] = [(start, end, each if grid == 1 else each.rounded(grid)) for start, end, each in self._begun]
+        own: list[_State] = [(start, end, None) for start, end in self._runs]
+        own += [(offset, offset + 1, each if grid == 1 else each.rounded(grid)) for offset, each in self._tried.items()]
+        own.sort(key=_start)
+        found: list[_State] = []
+        for start, end, state in _over(own, begun, self.base):
+            if found and found[-1][1] == start and found[-1][2] == state:
+                found[-1] = (found[-1][0], end, state)
             else:
-                runs.append((offset, offset + 1, attempts))
-        return iter(sorted(runs, key=lambda run: run[0]))
+                found.append((start, end, state))
+        return found
+
+
+def _once_more(known: Attempts | None, now_ms: int) -> Attempts:
+    return Attempts(1, now_ms) if known is None else Attempts(known.number + 1, known.first_ms)
+
+
+def stretches(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield ascending offsets as runs without a gap, as (start, end)."""
+    start = end = -1
+    for offset in offsets:
+        if offset == end:
+            end += 1
+            continue
+        if start >= 0:
+            yield start, end
+        start, end = offset, offset + 1
+    if start >= 0:
+        yield start, end
+
+
+def _over(upper: list[_State], lower: list[_State], low: int) -> Iterator[_State]:
+    """Yield the runs of `upper`, and what they do not cover of the runs of `lower`, from `low` on, all ascending."""
+    at, done = 0, low
+    for start, end, state in lower:
+        done = max(done, start)
+        while at < len(upper) and upper[at][0] < end:
+            if upper[at][0] > done:
+                yield done, upper[at][0], state
+            yield upper[at]
+            done = max(done, upper[at][1])
+            at += 1
+        if done < end:
+            yield done, end, state
+    yield from upper[at:]
+
+
+def _start(state: tuple[int, int, object]) -> int:
+    return state[0]
 
 
 def lag(committed: int | None, metadata: str | None, low: int, high: int) -> int:

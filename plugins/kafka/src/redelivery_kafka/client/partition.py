@@ -7,22 +7,30 @@ leased yet; records of other keys, and those without a key, go on. No I/O: times
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from redelivery.contract.message import Message
-from redelivery_kafka.client.offset_map import Attempts, OffsetMap
+from redelivery_kafka.client.offset_map import OffsetMap
 
 _SECOND_MS: Final = 1000
 
 
 class Fetched(NamedTuple):
-    """A record of the log: its message, what of it could not be decoded, and whether its time is that of the broker."""
+    """A record of the log.
+
+    Attributes:
+        message: the message.
+        fault: what of it could not be decoded.
+        log_append_time: whether its time is that of the broker.
+        nbytes: of the message, where they are counted.
+    """
 
     message: Message
     fault: str | None = None
     log_append_time: bool = False
+    nbytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -95,14 +103,15 @@ class Partition:
             return False
         if offset < self._next:
             return True
-        self.offsets.settle(self._next, offset)  # no record between: compacted, or the mark of a transaction
+        if offset > self._next:  # no record between: compacted, or the mark of a transaction
+            self.offsets.settle(self._next, offset)
         self._next = offset + 1
         self._reached_end = self._reached_end or self._next >= self._high
-        if self.offsets.is_settled(offset):
+        if offset in self.offsets:
             return True
         self.records[offset] = record
-        self.nbytes += record.message.nbytes
-        attempts = self.offsets.attempts.get(offset)
+        self.nbytes += record.nbytes
+        attempts = self.offsets.attempts(offset)
         if attempts is not None and attempts.due_ms is not None:
             self._wait(offset, now + (attempts.due_ms - now_ms) / _SECOND_MS)
         else:
@@ -122,14 +131,14 @@ class Partition:
         """Take up to `most` records that may be leased. Each is then leased, or released."""
         while self._waiting and self._waiting[0][0] <= now:
             self._end_wait(heapq.heappop(self._waiting)[1])
-        room = self.offsets.room
+        room = self.offsets.room(len(self.leases)) if self._ready else 0
         if room or self.leases or not self._ready:
             return self._take(self._ready, min(most, room))
         if not self.offsets.full:
             return self._take(self._ready, min(most, 1))
         # The metadata is full. A record that is in it already makes it no longer.
-        again = [each for each in self._ready if each in self.offsets.attempts]
-        others = [each for each in self._ready if each not in self.offsets.attempts]
+        again = [each for each in self._ready if self.offsets.attempts(each) is not None]
+        others = [each for each in self._ready if self.offsets.attempts(each) is None]
         heapq.heapify(again)
         taken = self._take(again, min(most, 1))
         self._ready = again + others
@@ -138,6 +147,8 @@ class Partition:
 
     def _take(self, ready: list[int], most: int) -> list[int]:
         """Take up to `most` off this heap, and put aside those that a waiting record holds back."""
+        if not self._waiting_by_key:
+            return [heapq.heappop(ready) for _ in range(min(most, len(ready)))]
         taken: list[int] = []
         while ready and len(taken) < most:
             offset = heapq.heappop(ready)
@@ -148,26 +159,18 @@ class Partition:
                 taken.append(offset)
         return taken
 
-    def release(self, offsets: Sequence[int]) -> None:
+    def release(self, offsets: Iterable[int]) -> None:
         """Allow these to be leased (again) at once."""
         for offset in offsets:
             if self.leases.pop(offset, None) is not None:
-                self.nbytes += self.records[offset].message.nbytes
+                self.nbytes += self.records[offset].nbytes
             heapq.heappush(self._ready, offset)
 
     def lease(self, offset: int) -> Lease:
         """Lease a record that was taken."""
         lease = self.leases[offset] = Lease(self, offset)
-        self.nbytes -= self.records[offset].message.nbytes
+        self.nbytes -= self.records[offset].nbytes
         return lease
-
-    @staticmethod
-    def count_attempt(offsets: OffsetMap, taken: Sequence[int], now_ms: int) -> None:
-        """Count one more attempt of each of these."""
-        for offset in taken:
-            known = offsets.attempts.get(offset)
-            number, first_ms = (known.number, known.first_ms) if known is not None else (0, now_ms)
-            offsets.attempts[offset] = Attempts(number + 1, first_ms)
 
     # --- settling; the caller writes the outcome into `offsets` ---
 
@@ -179,7 +182,7 @@ class Partition:
     def delayed(self, offset: int, due: float) -> None:
         """A leased record may be leased again, but not before `due`."""
         del self.leases[offset]
-        self.nbytes += self.records[offset].message.nbytes
+        self.nbytes += self.records[offset].nbytes
         self._wait(offset, due)
 
     def _wait(self, offset: int, due: float) -> None:
