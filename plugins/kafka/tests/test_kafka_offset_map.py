@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -81,45 +82,66 @@ def test_damaged_metadata_is_told(metadata: str) -> None:
         OffsetMap.read(0, metadata)
 
 
-@settings(deadline=None)  # a busy machine may be slow
-@given(st.data())
-def test_leasing_and_settling_is_as_with_a_dict(data: st.DataObject) -> None:
-    """Runs that begin together, are leased again, released, delayed and settled, and read back in between."""
-    offsets, base, now = OffsetMap(100), 100, 1_700_000_000_000
-    known: dict[int, Attempts] = {}
-    settled: set[int] = set()
-    for _ in range(data.draw(st.integers(1, 12))):
-        now += 7
-        how = data.draw(st.sampled_from(["begin", "settle", "release", "delay", "copy", "read"]))
-        some = data.draw(st.sets(st.integers(base, base + 30), max_size=14))
-        chosen = sorted(some - settled)
-        if how == "begin":
-            given_now = offsets.begin(chosen, now)
-            for offset, each in zip(chosen, given_now, strict=True):
-                before = known.get(offset)
-                known[offset] = Attempts(1, now) if before is None else Attempts(before.number + 1, before.first_ms)
-                assert each == known[offset]
-        elif how == "settle":
-            for start, end in stretches(chosen):
-                offsets.settle(start, end)
-            settled |= some
-            known = {offset: each for offset, each in known.items() if offset not in settled}
-        elif how == "copy":
-            offsets = offsets.copy()
-        elif how == "read":
-            offsets = OffsetMap.read(offsets.base, offsets.metadata())
-        else:
-            for offset in [each for each in chosen if each in known]:
-                tries = known.pop(offset)
-                if how == "delay":
-                    known[offset] = tries._replace(due_ms=now + offset)
-                elif tries.number > 1:
-                    known[offset] = tries._replace(number=tries.number - 1)
-                offsets.put(offset, known.get(offset))
-        for offset in range(base, base + 32):
-            assert offsets.is_settled(offset) == (offset in settled)
-            if offset not in settled:
-                assert offsets.attempts(offset) == known.get(offset)
+class MapMachine(RuleBasedStateMachine):
+    """Records that begin together, are leased again, released, delayed and settled, and what is read back."""
+
+    SOME = st.sets(st.integers(100, 130), max_size=14)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets = OffsetMap(100)
+        self.known: dict[int, Attempts] = {}
+        self.settled: set[int] = set()
+        self.now = 1_700_000_000_000
+
+    @rule(some=SOME)
+    def begin(self, some: set[int]) -> None:
+        self.now += 7
+        chosen = sorted(some - self.settled)
+        for offset, each in zip(chosen, self.offsets.begin(chosen, self.now), strict=True):
+            before = self.known.get(offset, Attempts(0, self.now))
+            self.known[offset] = Attempts(before.number + 1, before.first_ms)
+            assert each == self.known[offset]
+
+    @rule(some=SOME)
+    def settle(self, some: set[int]) -> None:
+        for start, end in stretches(sorted(some)):
+            self.offsets.settle(start, end)
+        self.settled |= some
+        self.known = {offset: each for offset, each in self.known.items() if offset not in self.settled}
+
+    @rule(some=SOME)
+    def release(self, some: set[int]) -> None:
+        for offset in some & self.known.keys():
+            tries = self.known.pop(offset)
+            if tries.number > 1:
+                self.known[offset] = tries._replace(number=tries.number - 1)
+            self.offsets.put(offset, self.known.get(offset))
+
+    @rule(some=SOME)
+    def delay(self, some: set[int]) -> None:
+        for offset in some & self.known.keys():
+            self.known[offset] = self.known[offset]._replace(due_ms=self.now + offset)
+            self.offsets.put(offset, self.known[offset])
+
+    @rule()
+    def copy(self) -> None:
+        self.offsets = self.offsets.copy()
+
+    @rule()
+    def read(self) -> None:
+        self.offsets = OffsetMap.read(self.offsets.base, self.offsets.metadata())
+
+    @invariant()
+    def alike(self) -> None:
+        for offset in range(100, 132):
+            assert self.offsets.is_settled(offset) == (offset in self.settled)
+            if offset not in self.settled:
+                assert self.offsets.attempts(offset) == self.known.get(offset)
+        assert self.offsets.end > max([99, *self.settled, *self.known])
+
+
+TestMap = MapMachine.TestCase
 
 
 def test_what_was_committed_before_records_began_together_is_read() -> None:
@@ -182,46 +204,54 @@ def test_what_may_be_given_fits_however_it_ends(
     ends: tuple[str, ...], number: int, spread: int, longest: int, gaps: list[int], seed: int
 ) -> None:
     """As many as there is room for, each with a different end, with other records settled between them."""
-    offsets, now, offset = OffsetMap(0), 1_700_000_000_000, 0
-    leased: dict[int, Attempts] = {}
     some = random.Random(seed)  # noqa: S311 - the same each time
-    while (room := offsets.room(len(leased))) and len(leased) < 5_000:
-        taken = []
-        for _ in range(min(room, some.choice([1, 40, 500]))):
-            taken.append(offset)
-            offset += some.choice(gaps)
-        for start, end in stretches(sorted(set(range(taken[0], offset)) - set(taken))):
-            offsets.settle(start, end)
-        first = now + some.randrange(spread)
-        if number == 1:
-            leased |= zip(taken, offsets.begin(taken, first), strict=True)
-            continue
-        for each in taken:
-            leased[each] = Attempts(some.randint(1, number), now + some.randrange(spread))
-            offsets.put(each, leased[each])
+    offsets = OffsetMap(0)
+    leased = _lease_all(offsets, some, number, spread, gaps)
     for each, tries in leased.items():
-        end = some.choice(ends)
-        if end == "settled":
+        how = some.choice(ends)
+        if how == "settled":
             offsets.settle(each)
-        elif end == "delayed":
+        elif how == "delayed":
             offsets.put(each, tries._replace(due_ms=tries.first_ms + some.randrange(longest)))
-        elif end == "released":
+        elif how == "released":
             offsets.put(each, tries._replace(number=tries.number - 1) if tries.number > 1 else None)
     text = offsets.metadata()
     assert len(text) <= METADATA_LENGTH
     again = OffsetMap.read(offsets.base, text)
     for each in leased:
         assert again.is_settled(each) == offsets.is_settled(each)
-        found, tries = again.attempts(each), offsets.attempts(each)
-        if offsets.is_settled(each) or tries is None:
-            assert found is None or offsets.is_settled(each)
-            continue
-        assert found is not None
-        assert found.number == tries.number
-        assert tries.first_ms - (1 << 17) < found.first_ms <= tries.first_ms
-        if tries.due_ms is not None:
-            assert found.due_ms is not None, "it would come at once"
-            assert 0 <= found.due_ms - tries.due_ms <= (tries.due_ms - found.first_ms) / 4
+        if not offsets.is_settled(each):
+            _about_the_same(again.attempts(each), offsets.attempts(each))
+
+
+def _lease_all(
+    offsets: OffsetMap, some: random.Random, number: int, spread: int, gaps: list[int]
+) -> dict[int, Attempts]:
+    """Lease as many as there is room for, in several calls; records between them are settled."""
+    now, offset = 1_700_000_000_000, 0
+    leased: dict[int, Attempts] = {}
+    while (room := offsets.room(len(leased))) and len(leased) < 5_000:
+        count = min(room, some.choice([1, 40, 500]))
+        *taken, offset = accumulate(some.choices(gaps, k=count), initial=offset)
+        for start, end in stretches(sorted(set(range(taken[0], offset)) - set(taken))):
+            offsets.settle(start, end)
+        leased |= zip(taken, offsets.begin(taken, now + some.randrange(spread)), strict=True)
+        if number > 1:
+            leased |= {each: Attempts(some.randint(1, number), now + some.randrange(spread)) for each in taken}
+            for each in taken:
+                offsets.put(each, leased[each])
+    return leased
+
+
+def _about_the_same(found: Attempts | None, written: Attempts | None) -> None:
+    if written is None or found is None:
+        assert found is written
+        return
+    assert found.number == written.number
+    assert 0 <= written.first_ms - found.first_ms < 1 << 17
+    assert (found.due_ms is None) == (written.due_ms is None)
+    if written.due_ms is not None and found.due_ms is not None:
+        assert 0 <= found.due_ms - written.due_ms <= (written.due_ms - found.first_ms) / 4
 
 
 @settings(deadline=None, max_examples=6)  # a busy machine may be slow

@@ -62,8 +62,10 @@ class Message:
     @property
     def size(self) -> int:
         """Return the bytes of value, key and headers, which `Limits.message_bytes` limits."""
-        headers = sum(len(name.encode("utf-8", "surrogatepass")) + len(value or b"") for name, value in self.headers)
-        return len(self.value or b"") + len(self.key or b"") + headers
+        size = len(self.value or b"") + len(self.key or b"")
+        for name, value in self.headers:
+            size += len(name.encode("utf-8", "surrogatepass")) + len(value or b"")
+        return size
 
 
 class Column(Generic[T]):

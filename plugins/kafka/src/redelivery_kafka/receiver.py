@@ -99,8 +99,9 @@ class KafkaReceiver(Resource, Receiver):
         if member is None:
             return [self._lost(received) for received, _ in outcomes]
         with member.lock:
-            settlement = Settlement(outcomes, partial(self._holds, member), self._lost)
-            self._store_letters(settlement)
+            settlement = Settlement(outcomes, partial(_holds, member.owned), self._lost)
+            if any(isinstance(outcome, Terminate) for _, outcome in outcomes):
+                self._store_letters(settlement)
             self._settle(member, settlement)
             return settlement.answers
 
@@ -185,16 +186,17 @@ class KafkaReceiver(Resource, Receiver):
         return received, due
 
     def _received(self, partition: Partition, offset: int, attempts: Attempts) -> Received:
-        record = partition.records[offset]
+        lease = partition.lease(offset)
+        topic, record = self._address.topic, lease.record
         return Received(
             message=record.message,
             attempt=attempts.number,
-            lease=partition.lease(offset),
-            position=position(self._address.topic, partition.number, offset),
+            lease=lease,
+            position=position(topic, partition.number, offset),
             lasting=True,
             first_ms=attempts.first_ms,
             source=Source(
-                topic=self._address.topic,
+                topic=topic,
                 partition=partition.number,
                 offset=offset,
                 timestamp_type="LOG_APPEND_TIME" if record.log_append_time else "CREATE_TIME",
@@ -220,51 +222,66 @@ class KafkaReceiver(Resource, Receiver):
     @staticmethod
     def _settle(member: Membership, settlement: Settlement) -> None:
         now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
-        ended: dict[Partition, dict[int, Outcome]] = {}
+        ended: dict[Partition, _Ended] = {}
         for _, (received, outcome) in settlement.waiting():
-            ended.setdefault(received.lease.partition, {})[received.lease.offset] = outcome
-        after = {partition: partition.offsets.copy() for partition in ended}
-        for partition, offsets in after.items():
-            _apply(offsets, ended[partition], now_ms)
+            ended.setdefault(received.lease.partition, _Ended()).add(received.lease.offset, outcome)
+        after = {partition: each.applied(partition.offsets.copy(), now_ms) for partition, each in ended.items()}
         failed = member.commit(after)
-        for at, (received, _) in settlement.waiting():
-            settlement.answer(at, failed.get(received.lease.partition))
+        if failed:
+            for at, (received, _) in settlement.waiting():
+                settlement.answer(at, failed.get(received.lease.partition))
+        else:
+            settlement.answer_rest(None)
         for partition in ended.keys() - failed.keys():
-            _apply(partition.offsets, ended[partition], now_ms)  # more may have been fetched since the copy
-            for offset, outcome in ended[partition].items():
-                if isinstance(outcome, Accept | Terminate):
-                    partition.settled(offset)
-                elif isinstance(outcome, Retry) and outcome.delay > timedelta(0):
+            each = ended[partition]
+            each.applied(partition.offsets, now_ms)  # more may have been fetched since the copy
+            for offset in each.done:
+                partition.settled(offset)
+            for offset, outcome in each.again.items():
+                if isinstance(outcome, Retry) and outcome.delay > timedelta(0):
                     partition.delayed(offset, now + outcome.delay.total_seconds())
                 else:
                     partition.release([offset])
         for partition in after:
             member.balance(partition)
 
-    @staticmethod
-    def _holds(member: Membership, received: Received) -> bool:
-        lease = received.lease
-        if not isinstance(lease, Lease):
-            return False
-        partition = lease.partition
-        return member.owned.get(partition.number) is partition and partition.leases.get(lease.offset) is lease
-
     def _lost(self, received: Received) -> LeaseLost:
         return lost("kafka", self._place, received)
 
 
-def _apply(offsets: OffsetMap, ended: Mapping[int, Outcome], now_ms: int) -> None:
-    """Write outcomes into the state of a partition."""
-    for start, end in stretches(sorted(at for at, each in ended.items() if isinstance(each, Accept | Terminate))):
-        offsets.settle(start, end)
-    for offset, outcome in ended.items():
+class _Ended:
+    """What a call of `settle` does to the records of one partition.
+
+    Attributes:
+        done: are settled.
+        again: come again, with their outcomes.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.again: dict[int, Release | Retry] = {}
+
+    def add(self, offset: int, outcome: Outcome) -> None:
         if isinstance(outcome, Accept | Terminate):
-            continue
-        attempts = offsets.attempts(offset)
-        if attempts is None:
-            raise AssertionError("a leased record without attempts")
-        if isinstance(outcome, Release):
-            offsets.put(offset, attempts._replace(number=attempts.number - 1) if attempts.number > 1 else None)
-        elif outcome.delay > timedelta(0):
-            due_ms = max(now_ms, attempts.first_ms) - (-outcome.delay // _MILLISECOND)
-            offsets.put(offset, attempts._replace(due_ms=due_ms))
+            self.done.append(offset)
+        else:
+            self.again[offset] = outcome
+
+    def applied(self, offsets: OffsetMap, now_ms: int) -> OffsetMap:
+        """Write it into the state of the partition, and return that."""
+        self.done.sort()
+        for start, end in stretches(self.done):
+            offsets.settle(start, end)
+        for offset, outcome in self.again.items():
+            attempts = offsets.attempts(offset) or Attempts(1, now_ms)
+            if isinstance(outcome, Release):
+                offsets.put(offset, attempts._replace(number=attempts.number - 1) if attempts.number > 1 else None)
+            elif outcome.delay > timedelta(0):
+                due_ms = max(now_ms, attempts.first_ms) - (-outcome.delay // _MILLISECOND)
+                offsets.put(offset, attempts._replace(due_ms=due_ms))
+        return offsets
+
+
+def _holds(owned: Mapping[int, Partition], received: Received) -> bool:
+    lease = received.lease
+    return isinstance(lease, Lease) and lease.held and owned.get(lease.partition.number) is lease.partition

@@ -67,8 +67,8 @@ _LEAVING: Final = 3.0
 #: Records fetched and not leased, in all partitions: above it a partition is paused until half of its share is gone.
 _BUFFERED: Final = 10_000
 _BUFFERED_BYTES: Final = 64 << 20
-#: Above this, records are left in the client's own queue, except those that its callbacks come with. To pause a
-#: partition throws away what that queue holds, and it was seen to take half a second to fill again.
+#: From so many on, records are left in the client's own queue, apart from one for each poll. To pause a partition
+#: throws that queue away, and it was seen to take half a second to fill again.
 _ENOUGH: Final = 2_000
 #: The high watermark of a partition that has no leader.
 _UNKNOWN: Final = -1
@@ -164,7 +164,7 @@ class Membership:
             first = self._consumer.poll(max(0.0, min(seconds, _POLL if self.ready else _SHORT_POLL)))
             if first is not None:
                 self._take([first])  # before anything is revoked
-                if sum(each.buffered for each in self.owned.values()) < _ENOUGH:
+                if not self._has_enough():
                     self._take(self._consumer.consume(_RECORDS, 0))
         except (KafkaException, RuntimeError, BrokerError) as error:
             self._fail(_classified(error, self._doing))
@@ -210,13 +210,20 @@ class Membership:
             return {partition: refused for partition, _ in changed.values()}
         end = time.monotonic() + _COORDINATOR
         while time.monotonic() < end and not self._answered():
-            self.poll(_SHORT_POLL)
+            if self._has_enough():  # a poll would end at once, with one record
+                self._stop.wait(_SHORT_POLL)
+                self.poll(0)
+            else:
+                self.poll(_SHORT_POLL)
         answers: dict[Partition, BrokerError | None] | None = self._answers
         self._answers, self._committing = None, {}
         if answers is not None:
             return answers
         unknown = Ambiguous(f"kafka: {doing}: no answer came, so it may be committed or not", code=Code.UNCONFIRMED)
         return {partition: unknown for partition, _ in changed.values()}
+
+    def _has_enough(self) -> bool:
+        return sum(each.buffered for each in self.owned.values()) >= _ENOUGH
 
     def balance(self, partition: Partition) -> None:
         """Pause a partition of which enough is fetched; resume it when half of that is gone."""
@@ -276,15 +283,14 @@ class Membership:
         for record in records:
             error = record.error()
             partition = self.owned.get(record.partition()) if record.topic() == self.topic else None
-            if error is not None and error.code() != PARTITION_EOF:
-                self._on_error(error)
-            elif partition is not None and error is not None:
-                partition.ended(record.offset())
-            if partition is None or error is not None:
-                continue
-            message, fault = message_of(record)
-            fetched = Fetched(message, fault, record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME, message.nbytes)
-            if not partition.fetched(record.offset(), fetched, now=now, now_ms=now_ms):
+            if error is not None:
+                if error.code() != PARTITION_EOF:
+                    self._on_error(error)
+                elif partition is not None:
+                    partition.ended(record.offset())
+            elif partition is not None and not partition.fetched(
+                record.offset(), _fetched(record), now=now, now_ms=now_ms
+            ):
                 text = "the topic was created again or has lost records; receiving starts again at its first record"
                 raise Retriable(f"kafka: {self._doing}: {text}", code=Code.CONFLICT)
         for partition in self.owned.values():
@@ -383,6 +389,11 @@ class Membership:
         except (KafkaException, RuntimeError, BrokerError) as error:
             log.warning("kafka: %s: leaving the group: %s", self._doing, error)
         instances.release(self._consumer)
+
+
+def _fetched(record: Any) -> Fetched:
+    message, fault = message_of(record)
+    return Fetched(message, fault, record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME, message.nbytes)
 
 
 def _classified(error: Exception, doing: str) -> BrokerError:

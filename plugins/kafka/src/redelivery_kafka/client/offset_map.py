@@ -110,6 +110,13 @@ class OffsetMap(Offsets):
         """Return whether a record is settled."""
         return offset in self
 
+    @property
+    def end(self) -> int:
+        """The offset from which on no record is settled, or was ever leased."""
+        last = [self._runs[-1][1]] if self._runs else []
+        last += [self._begun[-1][1]] if self._begun else []
+        return max([self.base, *last, *(offset + 1 for offset in self._tried)])
+
     def part(self, start: int, end: int) -> OffsetMap:
         """Return what is settled from `start` up to `end`, without attempts."""
         found = OffsetMap(start)
@@ -291,9 +298,9 @@ class OffsetMap(Offsets):
 
     def _states(self, grid: int) -> list[_State]:
         """Return runs of offsets in the same state, ascending, as long as they can be; times are rounded to a grid."""
-        begun: list[_State] = [(start, end, each if grid == 1 else each.rounded(grid)) for start, end, each in self._begun]
-        own: list[_State] = [(start, end, None) for start, end in self._runs]
-        own += [(offset, offset + 1, each if grid == 1 else each.rounded(grid)) for offset, each in self._tried.items()]
+        own: list[_State] = [(offset, offset + 1, each.rounded(grid)) for offset, each in self._tried.items()]
+        own += [(start, end, None) for start, end in self._runs]
+        begun: list[_State] = [(start, end, each.rounded(grid)) for start, end, each in self._begun]
         own.sort(key=_start)
         found: list[_State] = []
         for start, end, state in _over(own, begun, self.base):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from redelivery.contract.message import Message
@@ -33,13 +32,25 @@ class Fetched(NamedTuple):
     nbytes: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class Lease:
-    """One delivery of a record. `letter` is the letter of it that the dead letter topic has already stored."""
+    """A record that is fetched and not settled; once it is leased, that delivery of it.
 
-    partition: Partition
-    offset: int
-    letter: Message | None = None
+    Attributes:
+        partition: of which it is.
+        offset: its offset.
+        record: the record.
+        held: it is leased, and neither settled nor released.
+        letter: the letter of it that the dead letter topic has already stored.
+    """
+
+    __slots__ = ("held", "letter", "offset", "partition", "record")
+
+    def __init__(self, partition: Partition, offset: int, record: Fetched) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.record = record
+        self.held = False
+        self.letter: Message | None = None
 
     def __repr__(self) -> str:
         return f"Lease({self.partition.number}/{self.offset})"
@@ -56,7 +67,7 @@ class Partition:
 
     Attributes:
         records: those that are fetched and not settled, by offset.
-        leases: of records that are leased and not settled, by offset.
+        leased: how many of them are leased.
         nbytes: of the records that are fetched and not leased.
         paused: no more is fetched.
         committed: metadata and offset that were committed last.
@@ -65,14 +76,15 @@ class Partition:
     def __init__(self, number: int, offsets: OffsetMap | None, high: int) -> None:
         self.number = number
         self.offsets = OffsetMap(-1) if offsets is None else offsets
-        self.leases: dict[int, Lease] = {}
+        self.leased = 0
         self.nbytes = 0
         self.paused = False
         self.committed = ("", -1)
         self._high = high
         self._next = self.offsets.base
         self._reached_end = self._next >= high
-        self.records: dict[int, Fetched] = {}
+        self._known = self.offsets.end
+        self.records: dict[int, Lease] = {}
         self._ready: list[int] = []
         self._waiting: list[tuple[float, int]] = []
         self._waiting_by_key: dict[bytes, set[int]] = {}
@@ -86,7 +98,7 @@ class Partition:
     @property
     def buffered(self) -> int:
         """Records fetched and not leased."""
-        return len(self.records) - len(self.leases)
+        return len(self.records) - self.leased
 
     @property
     def next_due(self) -> float | None:
@@ -107,11 +119,12 @@ class Partition:
             self.offsets.settle(self._next, offset)
         self._next = offset + 1
         self._reached_end = self._reached_end or self._next >= self._high
-        if offset in self.offsets:
+        known = offset < self._known
+        if known and offset in self.offsets:
             return True
-        self.records[offset] = record
+        self.records[offset] = Lease(self, offset, record)
         self.nbytes += record.nbytes
-        attempts = self.offsets.attempts(offset)
+        attempts = self.offsets.attempts(offset) if known else None
         if attempts is not None and attempts.due_ms is not None:
             self._wait(offset, now + (attempts.due_ms - now_ms) / _SECOND_MS)
         else:
@@ -131,8 +144,8 @@ class Partition:
         """Take up to `most` records that may be leased. Each is then leased, or released."""
         while self._waiting and self._waiting[0][0] <= now:
             self._end_wait(heapq.heappop(self._waiting)[1])
-        room = self.offsets.room(len(self.leases)) if self._ready else 0
-        if room or self.leases or not self._ready:
+        room = self.offsets.room(self.leased) if self._ready else 0
+        if room or self.leased or not self._ready:
             return self._take(self._ready, min(most, room))
         if not self.offsets.full:
             return self._take(self._ready, min(most, 1))
@@ -152,7 +165,7 @@ class Partition:
         taken: list[int] = []
         while ready and len(taken) < most:
             offset = heapq.heappop(ready)
-            key = self.records[offset].message.key
+            key = self.records[offset].record.message.key
             if key in self._waiting_by_key and min(self._waiting_by_key[key]) < offset:
                 self._held_back.setdefault(key, []).append(offset)
             else:
@@ -162,39 +175,48 @@ class Partition:
     def release(self, offsets: Iterable[int]) -> None:
         """Allow these to be leased (again) at once."""
         for offset in offsets:
-            if self.leases.pop(offset, None) is not None:
-                self.nbytes += self.records[offset].nbytes
+            self._end_lease(offset)
             heapq.heappush(self._ready, offset)
 
     def lease(self, offset: int) -> Lease:
         """Lease a record that was taken."""
-        lease = self.leases[offset] = Lease(self, offset)
-        self.nbytes -= self.records[offset].nbytes
+        lease = self.records[offset]
+        lease.held = True
+        self.leased += 1
+        self.nbytes -= lease.record.nbytes
         return lease
+
+    def _end_lease(self, offset: int) -> None:
+        """The record stays, for another delivery."""
+        lease = self.records[offset]
+        if lease.held:
+            lease.held = False
+            self.leased -= 1
+            self.nbytes += lease.record.nbytes
+            self.records[offset] = Lease(self, offset, lease.record)
 
     # --- settling; the caller writes the outcome into `offsets` ---
 
     def settled(self, offset: int) -> None:
         """A leased record is settled."""
-        del self.leases[offset]
-        del self.records[offset]
+        self.records.pop(offset).held = False
+        self.leased -= 1
 
     def delayed(self, offset: int, due: float) -> None:
         """A leased record may be leased again, but not before `due`."""
-        del self.leases[offset]
-        self.nbytes += self.records[offset].nbytes
+        self._end_lease(offset)
         self._wait(offset, due)
 
     def _wait(self, offset: int, due: float) -> None:
         heapq.heappush(self._waiting, (due, offset))
-        key = self.records[offset].message.key
+        key = self.records[offset].record.message.key
         if key is not None:
             self._waiting_by_key.setdefault(key, set()).add(offset)
 
     def _end_wait(self, offset: int) -> None:
         """A record has waited long enough, and no longer holds back others."""
         heapq.heappush(self._ready, offset)
-        key = self.records[offset].message.key
+        key = self.records[offset].record.message.key
         waiting = self._waiting_by_key.get(key) if key is not None else None
         if key is None or waiting is None:
             return
