@@ -49,6 +49,8 @@ _PAUSE: Final = 0.05
 _RECORDS: Final = 500
 #: The longest poll where an answer is awaited: a poll serves the answer, and then still waits for a record.
 _SHORT_POLL: Final = 0.001
+#: How soon brokers on the same machine answer a commit.
+_ANSWER: Final = 0.0003
 #: Seconds until a broker that does not answer counts as out of reach, and that one request takes in that time.
 _CONTACT: Final = 8.0
 _REQUEST: Final = 0.5
@@ -211,7 +213,7 @@ class Membership:
         end = time.monotonic() + _COORDINATOR
         while time.monotonic() < end and not self._answered():
             if self._has_enough():  # a poll would end at once, with one record
-                self._stop.wait(_SHORT_POLL)
+                self._stop.wait(_ANSWER)
                 self.poll(0)
             else:
                 self.poll(_SHORT_POLL)
