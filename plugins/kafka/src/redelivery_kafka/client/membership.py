@@ -69,8 +69,8 @@ _LEAVING: Final = 3.0
 #: Records fetched and not leased, in all partitions: above it a partition is paused until half of its share is gone.
 _BUFFERED: Final = 10_000
 _BUFFERED_BYTES: Final = 64 << 20
-#: From so many on, records are left in the client's own queue, apart from one for each poll. To pause a partition
-#: throws that queue away, and it was seen to take half a second to fill again.
+#: With so many that may be leased at once, others are left in the client's own queue, apart from one for each poll. To
+#: pause a partition throws that queue away, and it was seen to take half a second to fill again.
 _ENOUGH: Final = 2_000
 #: The high watermark of a partition that has no leader.
 _UNKNOWN: Final = -1
@@ -225,7 +225,9 @@ class Membership:
         return {partition: unknown for partition, _ in changed.values()}
 
     def _has_enough(self) -> bool:
-        return sum(each.buffered for each in self.owned.values()) >= _ENOUGH
+        """Whether enough records may be leased at once, some of each partition that has more."""
+        owned = self.owned.values()
+        return sum(each.ready for each in owned) >= _ENOUGH and all(each.ready or each.at_end for each in owned)
 
     def balance(self, partition: Partition) -> None:
         """Pause a partition of which enough is fetched; resume it when half of that is gone."""

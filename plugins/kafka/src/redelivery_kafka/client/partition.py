@@ -69,6 +69,7 @@ class Partition:
         records: those that are fetched and not settled, by offset.
         leased: how many of them are leased.
         nbytes: of the records that are fetched and not leased.
+        at_end: all records of the log are fetched, as far as the client has said.
         paused: no more is fetched.
         committed: metadata and offset that were committed last.
     """
@@ -78,6 +79,7 @@ class Partition:
         self.offsets = OffsetMap(-1) if offsets is None else offsets
         self.leased = 0
         self.nbytes = 0
+        self.at_end = False
         self.paused = False
         self.committed = ("", -1)
         self._high = high
@@ -101,6 +103,11 @@ class Partition:
         return len(self.records) - self.leased
 
     @property
+    def ready(self) -> int:
+        """Records that nothing holds back."""
+        return len(self._ready)
+
+    @property
     def next_due(self) -> float | None:
         """When the next of those that wait may be leased."""
         return self._waiting[0][0] if self._waiting else None
@@ -118,6 +125,7 @@ class Partition:
         if offset > self._next:  # no record between: compacted, or the mark of a transaction
             self.offsets.settle(self._next, offset)
         self._next = offset + 1
+        self.at_end = False
         self._reached_end = self._reached_end or self._next >= self._high
         known = offset < self._known
         if known and offset in self.offsets:
@@ -133,7 +141,7 @@ class Partition:
 
     def ended(self, offset: int) -> None:
         """All records below `offset` are fetched, and the log has none at it yet."""
-        self._reached_end = True
+        self._reached_end = self.at_end = True
         if 0 <= self._next < offset:
             self.offsets.settle(self._next, offset)
             self._next = offset
