@@ -145,7 +145,7 @@ class OffsetMap(Offsets):
         """Forget the runs that were leased together and are all settled, around an offset that is."""
         low, high = 0, self.base
         if settled >= high:
-            low, high = self._runs[bisect_right(self._runs, settled, key=_start) - 1]
+            low, high = self._runs[bisect_right(self._runs, (settled + 1, 0)) - 1]
         first = last = bisect_left(self._begun, low, key=_start)
         while last < len(self._begun) and self._begun[last][1] <= high:
             last += 1
@@ -345,7 +345,7 @@ def _over(upper: list[_State], lower: list[_State], low: int) -> Iterator[_State
     yield from upper[at:]
 
 
-def _start(state: tuple[int, int, object]) -> int:
+def _start(state: _State) -> int:
     return state[0]
 
 
