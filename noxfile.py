@@ -160,6 +160,8 @@ PASSED = ROOT / ".nox" / "passed"
 #: Without deadlines for single examples, which would only measure how busy the machine is.
 PYTEST = ["pytest", "--hypothesis-profile=ci", "--durations=15", "--durations-min=1"]
 NO_SPARK = ["-m", "not spark"]
+#: The page in a real browser: a process of its own, which waits more than it computes.
+BROWSER = "core/tests/ui/browser"
 #: If brokers are required, as in continuous integration, a missing one is a failure.
 REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
 #: Test processes at a time. A broker's tests mostly wait, so there are more processes than processors.
@@ -306,7 +308,13 @@ def quick(session: nox.Session) -> None:
     path = {"PYTHONPATH": os.pathsep.join(["conformance_tests/src", *SOURCES])}
     nowhere = {"DOCKER_HOST": "unix:///none"}  # tests that need a container are skipped
     checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["lint-imports"]]
-    runs = [Run("quick", [*PYTEST, "--maxfail=5", "-m", "not spark", "--broker-kind=embedded", *chosen], nowhere)]
+    runs = [
+        Run(
+            "quick",
+            [*PYTEST, "--maxfail=5", "-m", "not spark and not browser", "--broker-kind=embedded", *chosen],
+            nowhere,
+        )
+    ]
     runs += [Run("quick", ["mypy", *_typed()]), *(Run("quick", each, path) for each in checks)]
     side_by_side(session, runs, slots=2)
 
@@ -355,6 +363,13 @@ def conformance(session: nox.Session) -> None:
         session.run(*_suite(), _module(rest[0]), *rest[1:], env=_newest())
         return
     side_by_side(session, _conformance(session))
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The operator's page in a real browser. `-- --screenshots` renews the pictures in `docs/images`."""
+    install_project(session, "test")
+    session.run(*PYTEST, *REQUIRED, BROWSER, *session.posargs, env=_newest())
 
 
 @nox.session(python=False)
@@ -482,7 +497,7 @@ def _typed() -> list[str]:
 
 def _unit() -> list[Run]:
     """The longest first."""
-    own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py"]
+    own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py", f"--ignore={BROWSER}"]
     spark = "core/tests/spark"
     # Tests that start their own Spark.
     apart = [f"{spark}/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
@@ -490,6 +505,7 @@ def _unit() -> list[Run]:
     commands += [[*own, "core/tests", "faults/tests", f"--ignore={spark}"]]
     runs = [Run("unit", each, _newest(), computes=True) for each in commands]
     names = sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))
+    runs.append(Run("unit", [*PYTEST, *REQUIRED, BROWSER], _newest()))
     return [*runs, *(Run("unit", [*own, *_tests(name)], _newest()) for name in names)]
 
 
