@@ -286,7 +286,8 @@ def test_metrics_are_scraped(place: Place) -> None:
         assert of(found, "redelivery_dead_letters") == 3
         assert 0 <= (of(found, "redelivery_oldest_dead_letter_age_seconds") or 0) < 60
         assert of(found, "redelivery_dead_letters_by_code", code="FULL") == 3
-        assert of(found, "redelivery_dead_letters_arrived_total", code="FULL") is None
+        assert of(found, "redelivery_dead_letters_arrived_total", code="FULL") == 0
+        assert of(found, "redelivery_redriven_total", outcome="failed") == 0
         place.bury(2, first=3, code="BUG")
         found = until(
             lambda: of(found := samples(scraped(server)), "redelivery_dead_letters_arrived_total", code="BUG") and found

@@ -11,7 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from redelivery.base.clock import Clock
+from redelivery.codes import Code
 from redelivery.watch.looking import Known
+from redelivery.watch.redriven import OUTCOMES
 from redelivery.watch.rules import Rule
 from redelivery.watch.webhook import Result
 
@@ -123,8 +125,9 @@ def _values(each: PlaceFigures, now_ms: int) -> Iterator[tuple[str, Sequence[str
     yield from (("watch_alerts", [rule.value], each.active.get(rule, 0)) for rule in Rule)
     yield "watch_looks", ["success"], each.looks
     yield "watch_looks", ["failure"], each.failures
-    yield from (("dead_letters_arrived", [code], count) for code, count in sorted(known.arrived.items()))
-    yield from (("redriven", [outcome], count) for outcome, count in sorted(each.redriven.items()))
+    # A counter begins at 0, or its first rise would be no rise.
+    yield from (("dead_letters_arrived", [code.value], known.arrived[code.value]) for code in Code)
+    yield from (("redriven", [outcome], each.redriven.get(outcome, 0)) for outcome in OUTCOMES)
     if each.up is not None:
         yield "up", [], each.up
     if known.looked_ms is not None:
