@@ -314,13 +314,15 @@ def test_redrives_are_counted_by_outcome(place: Place, tmp_path: Path) -> None:
     watch = PlaceWatch(watched, Rules(), SystemClock(), Memory("it", tmp_path), audit=audit)
     audit.record("redrive", where, details={"redriven": 3, "failed": 0, "left": {"parked": 2, "hops": 1}, "error": "x"})
     audit.record("redrive", "sqlite:another", details={"redriven": 9})
+    audit.record("forward", where, details={"redriven": 9})
+    audit.record("move-back", where, details={"moved": 5})
     name = audit.record("redrive", where, outcome="began")
     watch.turn()
-    assert watch.figures().redriven == {"redriven": 3, "left": 3}
+    assert watch.figures().redriven == {"redriven": 8, "left": 3}
     audit.record("redrive", where, outcome="failed", operation=name, details={"redriven": 1, "failed": 4})
     watch.turn()
     watch.turn()
-    assert watch.figures().redriven == {"redriven": 4, "left": 3, "failed": 4}
+    assert watch.figures().redriven == {"redriven": 9, "left": 3, "failed": 4}
 
 
 def figures(**more: Any) -> PlaceFigures:
@@ -426,6 +428,31 @@ def test_a_place_that_hangs_is_not_healthy_and_holds_up_no_other(place: Place, t
 
 
 # --- the process ---
+
+MEASURE = """
+import resource, sys
+from redelivery.base.clock import SystemClock
+from redelivery.watch.looking import Looker, Watched
+
+looker = Looker(Watched(label="orders", url=sys.argv[1], broker="sqlite"), SystemClock())
+assert Looker(Watched(label="orders", url=sys.argv[2], broker="sqlite"), SystemClock()).look().count == 10_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert looker.look().count == 100_000
+assert looker.look().count == 100_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_ten_times_the_letters_take_no_more_memory(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    few = Place(tmp_path / "few")
+    few.bury(10_000)
+    for first in range(0, 100_000, 10_000):
+        place.bury(10_000, first=first)
+    found = subprocess.run(
+        [sys.executable, "-c", MEASURE, place.url, few.url], capture_output=True, text=True, check=True
+    )
+    assert int(found.stdout) < 20_000  # kilobytes: 200 bytes a letter at most, and all of them have more
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,4 +1,7 @@
-"""`Redriven`: how many letters redrives have sent back, from the audit log of this user on this host."""
+"""`Redriven`: how many letters redrives have sent back, from the audit log of this user on this host.
+
+A redrive from the command line or the page is recorded there; one that a program runs by the Python API is not.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from redelivery.deadletters.audit import DONE, FAILED, AuditLog, Entry
 
 #: The counts of a redrive that are outcomes; a mapping counts by reason.
 OUTCOMES: Final = ("redriven", "failed", "left", "returned")
+#: What counts as a redrive, and what the broker's own redrive counts.
+_ACTIONS: Final = frozenset({"redrive", "move-back"})
+_MOVED: Final = "moved"
 #: Lines that are read, and operations that are remembered.
 _LAST: Final = 1000
 
@@ -42,7 +48,8 @@ class Redriven:
         if size == self._size:
             return
         for entry in self._log.entries(place, last=_LAST):
-            if entry.outcome in {DONE, FAILED} and entry.at_ms >= self._since_ms and entry.operation not in self._seen:
+            ended = entry.action in _ACTIONS and entry.outcome in {DONE, FAILED} and entry.at_ms >= self._since_ms
+            if ended and entry.operation not in self._seen:
                 self._seen.append(entry.operation)
                 self.counts.update(_counts(entry))
         self._size = size
@@ -52,6 +59,8 @@ def _counts(entry: Entry) -> dict[str, int]:
     found = {}
     for name in OUTCOMES:
         said = entry.details.get(name)
+        if name == "redriven":
+            said = entry.details.get(_MOVED, said)
         if isinstance(said, Mapping):
             said = sum(each for each in said.values() if isinstance(each, int))
         if isinstance(said, int) and said > 0:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds that one request may wait for each answer of the server.
 TIMEOUT: Final = 10.0
-#: A request is tried again so often, after waits that double: half an hour in all.
+#: A request is tried again so often, after 2, 4, 8, ... seconds: for about half an hour in all.
 _RETRIES: Final = DeliverySpec(
     retry=12, backoff_policy="exponential", backoff_delay=timedelta(seconds=1), backoff_max=timedelta(minutes=5)
 )
