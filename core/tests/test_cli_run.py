@@ -31,6 +31,13 @@ def slow(message):
     print("begun", flush=True)
     time.sleep(0.3)
 
+async def awaits(message):
+    if message.id == "bad":
+        raise ValueError("no such airport")
+
+def down(message):
+    raise ConnectionError("the bank is down")
+
 NOT_A_FUNCTION = 1
 EVIL = "\\x1b]0;owned\\x07\\u202e\\n2026-01-01 00:00:00,000 INFO redelivery: all is well"
 
@@ -58,10 +65,20 @@ def fill(url: str, *ids: str) -> None:
         assert [len(settled.failures) for settled in sender.collect(1.0)] == [0]
 
 
-def test_it_handles_what_is_there_and_prints_the_account(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_breaker_whatever_fails_is_given_up(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(url, *(f"m{number}" for number in range(30)))
+    options = ["--until-empty", "--no-breaker", "--option", "deadLetterSink=native"]
+    assert cli.main(["run", url, "handlers_of_test:down", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["dead_lettered"] == 30
+
+
+@pytest.mark.parametrize("handler", ["handle", "awaits"])
+def test_it_handles_what_is_there_and_prints_the_account(
+    url: str, handler: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(url, "a", "bad", "b")
     options = ["--option", "retry=1", "--option", "backoffDelay=PT0.01S", "--option", "deadLetterSink=native"]
-    status = cli.main(["run", url, "handlers_of_test:handle", "--until-empty", *options])
+    status = cli.main(["run", url, f"handlers_of_test:{handler}", "--until-empty", *options])
     account = json.loads(capsys.readouterr().out)
     assert status == 0
     assert (account["accepted"], account["retried"], account["dead_lettered"]) == (2, 1, 1)

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from redelivery.cli.arguments import add_config, add_spec, spec_and_client
 from redelivery.cli.output import HarmlessFormatter, say_json
 from redelivery.errors import ConfigurationError
+from redelivery.policy.breaker import Breaker
 from redelivery.receiving.subscription import DEFAULT_NAME, Handler, Subscription
 
 
@@ -23,13 +24,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("url", help="where messages come from, or the name of a place in redelivery.toml")
     add_config(parser)
-    parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message")
+    parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message; may be async")
     add_spec(parser)
     parser.add_argument("--name", default=DEFAULT_NAME, help="of the subscription, in letters and metrics")
     parser.add_argument(
         "--own-copy", action="store_true", help="receive a copy of each message under this name, where there are copies"
     )
     parser.add_argument("--workers", type=int, default=1, help="handlers side by side (default 1)")
+    parser.add_argument(
+        "--no-breaker",
+        action="store_true",
+        help="count each failure as the message's own, even where all messages fail for one reason",
+    )
     parser.add_argument("--until-empty", action="store_true", help="end when nothing more arrives")
     parser.set_defaults(run=_run)
 
@@ -47,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
         spec=spec,
         options=client,
         workers=arguments.workers,
+        breaker=None if arguments.no_breaker else Breaker(),
     )
     previous = {number: signal.signal(number, lambda *_: subscription.stop()) for number in _SIGNALS}
     try:

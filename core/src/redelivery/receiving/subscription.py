@@ -29,6 +29,7 @@ from redelivery.errors import (
 )
 from redelivery.policy.breaker import Breaker
 from redelivery.receiving.checks import check_retries, refuse_own_letters
+from redelivery.receiving.coroutines import CoroutineWorkers, is_coroutine_function
 from redelivery.receiving.leases import Leases
 from redelivery.receiving.running import RunningSubscription, Settings, not_leased, without_sink
 from redelivery.receiving.terminating import TerminatingQueue
@@ -44,7 +45,8 @@ from redelivery.telemetry.handling import HandlingObserver
 
 log = logging.getLogger("redelivery.subscription")
 
-#: Called with each message. Returning accepts it; raising retries it; raising TerminalNack gives it up.
+#: Called with each message. Returning accepts it; raising retries it; raising TerminalNack gives it up. It may be an
+#: `async def` function.
 Handler: TypeAlias = Callable[[Message], object]
 
 #: The name of a subscription without one.
@@ -75,7 +77,9 @@ class Subscription:
 
     Args:
         url: where messages come from.
-        handler: see `Handler`. Called on worker threads, `workers` of them at a time.
+        handler: see `Handler`. Called on worker threads, `workers` of them at a time. A coroutine function runs on one
+            event loop in one thread, `workers` times at once; it must not block, and is cancelled when it overruns its
+            time or the stop's.
         name: names the subscription in letters and metrics; a process may run one subscription of a name.
         own_copy: receive a copy of each message under this name, where the destination has several readers (an
             exchange, a topic); `redelivery apply --subscription NAME` creates the necessary objects. Otherwise messages
@@ -244,7 +248,8 @@ class Subscription:
             observer=observer,
         )
         resources.callback(leases.give_back)
-        workers = Workers(self._handler, self._workers, self.name, self._clock, observer)
+        kind = CoroutineWorkers if is_coroutine_function(self._handler) else Workers
+        workers = kind(self._handler, self._workers, self.name, self._clock, observer)
         resources.callback(workers.dismiss)
         settings = Settings(
             name=self.name,

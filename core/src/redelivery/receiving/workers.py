@@ -5,13 +5,16 @@ Runs them and returns their results; decides nothing.
 
 from __future__ import annotations
 
+import inspect
 import os
 import queue
 import threading
 from collections.abc import Callable
 
 from redelivery.base.clock import Clock
+from redelivery.codes import Code
 from redelivery.contract.message import Message
+from redelivery.errors import Fatal
 from redelivery.receiving.leases import LeasedMessage
 from redelivery.telemetry.handling import HandlingObserver
 
@@ -20,7 +23,7 @@ class Workers:
     """A fixed number of threads that run one handler.
 
     Args:
-        handler: called with each message.
+        handler: called with each message; `CoroutineWorkers` run one that is a coroutine function.
         count: how many at a time.
         name: of the threads.
         observer: records each run of the handler.
@@ -109,27 +112,46 @@ class Workers:
         for _ in range(self._threads):
             self._todo.put(None)
 
+    def _begins(self, leased: LeasedMessage) -> bool:
+        """Note that a handler begins; return False where it must not any more."""
+        with self._lock:
+            if leased.decided or self._stopped:
+                return False
+            leased.began = self._clock.monotonic()
+            return True
+
+    def _ended(self, leased: LeasedMessage, said: BaseException | None) -> bool:
+        """Tell the result of a handler; return whether its worker goes on: another has replaced one that overran."""
+        with self._lock:
+            leased.ended = True
+            self.overrun -= leased.overran
+            self._threads -= leased.overran
+        overran = leased.overran  # the message may be handled again as soon as its result is known
+        self._done.put((leased, said))
+        return not overran
+
     def _work(self) -> None:
         while (leased := self._todo.get()) is not None:
-            with self._lock:
-                if leased.decided or self._stopped:
-                    continue
-                leased.began = self._clock.monotonic()
+            if not self._begins(leased):
+                continue
             said: BaseException | None = None
             try:
                 if self._observer is None:
-                    self._handler(leased.received.message)
+                    self._run(leased.received.message)
                 else:
                     with self._observer.process(leased.received, leased):
-                        self._handler(leased.received.message)
+                        self._run(leased.received.message)
             except BaseException as error:  # noqa: BLE001 - told to the loop, which decides what follows
                 said = error
             if os.getpid() != self._pid:  # a handler that forked returns twice; only the parent settles
                 os._exit(0 if said is None else 1)
-            with self._lock:
-                leased.ended = True
-                self.overrun -= leased.overran
-                self._threads -= leased.overran
-            self._done.put((leased, said))
-            if leased.overran:
+            if not self._ended(leased, said):
                 return
+
+    def _run(self, message: Message) -> None:
+        returned = self._handler(message)
+        if returned is not None and inspect.isawaitable(returned):
+            if inspect.iscoroutine(returned):
+                returned.close()
+            text = "the handler returned an awaitable, so nothing was done; pass the `async def` function itself"
+            raise Fatal(text, code=Code.MISCONFIGURED)
