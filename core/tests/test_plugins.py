@@ -229,6 +229,30 @@ def redelivery_dialect():
 """
 
 
+DECODER = """
+from redelivery.contract.hooks import Decoder, hookimpl
+
+@hookimpl
+def redelivery_decoder():
+    return [Decoder(name={name!r}, decode=lambda message: message.value.hex()), Decoder(name="other", decode=str)]
+"""
+
+
+def test_a_plugin_may_only_decode_bodies(install: Install) -> None:
+    found = discover([install("theirs", DECODER.format(name="avro"))])
+    assert not found.failed
+    assert not found.plugins
+    assert list(found.decoders) == ["avro", "other"]
+    assert found.decoders["avro"].decode(Message(value=b"\x01")) == "01"
+
+
+@pytest.mark.parametrize("name", ["hex", "other", "Avro", "", "<b>", "a" * 50])
+def test_a_decoder_has_a_plain_name_of_its_own(install: Install, name: str) -> None:
+    found = discover([install("theirs", DECODER.format(name=name))])
+    assert not found.decoders
+    assert [each.name for each in found.failed] == ["theirs"]
+
+
 @pytest.fixture
 def own_dialects() -> Iterator[None]:
     """The dialects that a test recognises are forgotten at its end."""
