@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 from redelivery import places
 from redelivery.base.secrets import refuse_password
 from redelivery.base.urls import redact
+from redelivery.cli.arguments import add_client, client_of
 from redelivery.cli.output import SHOWN_TO_ALL, say
 from redelivery.errors import ConfigurationError
 
@@ -25,7 +27,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="a place of redelivery.toml by its name, or a destination's URL (default: all places of redelivery.toml)",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="in place of redelivery.toml, here or above")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="read this file in place of redelivery.toml")
+    add_client(parser)
     parser.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (default: any free one)")
     parser.add_argument(
         "--allow",
@@ -53,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from redelivery.ui.server import serve  # noqa: PLC0415
     from redelivery.ui.source import Source, slugs  # noqa: PLC0415
 
-    found = _places(arguments.place, arguments.config)
+    found = _places(arguments.place, arguments.config, client_of(arguments))
     names = slugs(each.name for each in found)
     sources = [
         Source(
@@ -73,8 +76,8 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _places(named: list[str], config: Path | None) -> list[places.Place]:
-    """Return the places that are named; without names, all of the configuration file."""
+def _places(named: list[str], config: Path | None, options: Mapping[str, str]) -> list[places.Place]:
+    """Return the places that are named; without names, all of the configuration file. Options are those of URLs."""
     known = places.known(config)
     if not named:
         if not known:
@@ -86,5 +89,5 @@ def _places(named: list[str], config: Path | None) -> list[places.Place]:
             found.append(known.named(each))
         else:
             refuse_password(each, shown=SHOWN_TO_ALL)
-            found.append(places.Place(name=redact(each), url=each))
+            found.append(places.Place(name=redact(each), url=each, options=options))
     return found
