@@ -36,6 +36,7 @@ from redelivery.deadletters.journal import default_path
 from redelivery.deadletters.operations import HOP_LIMIT
 from redelivery.deadletters.redrive import MAX_RETURNS, RedriveReport, RedriveSettings
 from redelivery.errors import ConfigurationError
+from redelivery.policy.waves import Waves, plan_shown
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -102,6 +103,21 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="with --patch and --dry-run: hide what matches this regular expression; may be repeated",
     )
     redrive.add_argument(
+        "--waves",
+        metavar="SIZES",
+        help="send so many letters, wait for what comes back, then more, as in 1,10,100,1000; the last size repeats",
+    )
+    redrive.add_argument(
+        "--stop-at",
+        metavar="LIMIT",
+        help="with --waves: stop when so many letters of a wave are refused or dead again, as 5 or 2%% (default 2%%)",
+    )
+    redrive.add_argument(
+        "--wave-wait",
+        metavar="DURATION",
+        help="with --waves: how long to wait for what comes back after each wave (default PT30S)",
+    )
+    redrive.add_argument(
         "--spark",
         metavar="MASTER",
         help="as a Spark job of this master (local[*], spark://HOST:7077): as many at once as it has cores",
@@ -164,10 +180,12 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _redrive(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
-    patch = None if arguments.patch is None else _patch(arguments)
+    patch, waves = None if arguments.patch is None else _patch(arguments), _waves(arguments)
     if arguments.spark is not None:
         if patch is not None:
             raise ConfigurationError("--patch: a Spark job takes no patch: leave out --spark, or mend rows in Python")
+        if waves is not None:
+            raise ConfigurationError("--waves: a Spark job sends all at once: leave out --spark, or --waves")
         return _redrive_by_spark(arguments, spec, client)
     with opened(arguments, client) as dlq, _Run(arguments) as run:
         settings = run.settings
@@ -183,6 +201,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
                 allow_targets=arguments.allow_targets,
                 new_ids=arguments.new_ids,
                 patch=patch,
+                waves=waves,
             )
             told.update(asdict(report))
     return run.status(_account(arguments, report))
@@ -193,6 +212,16 @@ def _patch(arguments: argparse.Namespace) -> Patch:
     from redelivery.deadletters.patching import Patch  # noqa: PLC0415 - seldom used
 
     return Patch.read(arguments.patch)
+
+
+def _waves(arguments: argparse.Namespace) -> Waves | None:
+    """Raises ConfigurationError."""
+    if arguments.waves is not None:
+        return Waves.parse(arguments.waves, arguments.stop_at, arguments.wave_wait)
+    for name, value in (("--stop-at", arguments.stop_at), ("--wave-wait", arguments.wave_wait)):
+        if value is not None:
+            raise ConfigurationError(f"{name}: it belongs to --waves: name the sizes of the waves, as in 1,10,100")
+    return None
 
 
 def _shown_edits(arguments: argparse.Namespace) -> Callable[[Letter, Message, Message], None]:
@@ -336,7 +365,8 @@ class _Run:
     def _show(self, report: RedriveReport) -> None:
         left = sum(report.left.values())
         notes = ((report.failed, "refused"), (left, "left"), (report.returned, "dead again"))
-        said = ", ".join(f"{count:,} {what}" for count, what in notes if count)
+        wave = [f"wave {report.wave:,}"] if report.wave else []
+        said = ", ".join(wave + [f"{count:,} {what}" for count, what in notes if count])
         self._progress(report.selected if self.settings.dry_run else report.redriven, said)
 
     def status(self, status: int) -> int:
@@ -380,6 +410,11 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
         ):
             if count:
                 say(f"{count:>9,}  {text}")
+        for wave in report.waves:
+            tail = f"{wave.failed:,} refused, {wave.returned:,} dead again"
+            say(f"{wave.sent:>9,}  were sent in wave {wave.number:,}: {tail}")
+        if arguments.dry_run and getattr(arguments, "waves", None) is not None:
+            say(f"Waves: {plan_shown(Waves.parse(arguments.waves).plan(report.selected)) or 'none'}.")
         if report.stopped:
             say(f"Stopped: {report.stopped}.")
     held = report.redriven - report.removed

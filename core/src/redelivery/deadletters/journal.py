@@ -107,7 +107,7 @@ class Journal:
         run(f"PRAGMA application_id = {_MARK}")
         run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL, sent INTEGER NOT NULL)")
         run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
-        run("CREATE TABLE IF NOT EXISTS unfinished (redrive TEXT NOT NULL, began INTEGER NOT NULL)")
+        run("CREATE TABLE IF NOT EXISTS unfinished (redrive TEXT NOT NULL, began INTEGER NOT NULL, wave TEXT)")
         run("CREATE TABLE IF NOT EXISTS absorbed (part TEXT PRIMARY KEY) WITHOUT ROWID")
         # Letters of the request in flight, as one text: a row for each would cost ten times as much.
         run("CREATE TABLE IF NOT EXISTS sending (form TEXT NOT NULL, letters TEXT NOT NULL)")
@@ -196,8 +196,21 @@ class Journal:
             return self.tally - int(found[1])
         with self._writing():
             self._file.execute("DELETE FROM unfinished")
-            self._file.execute("INSERT INTO unfinished SELECT ?, sent FROM place", (redrive,))
+            self._file.execute("INSERT INTO unfinished SELECT ?, sent, NULL FROM place", (redrive,))
         return 0
+
+    def wave(self) -> str | None:
+        """Return what `note_wave` noted for the redrive that `began` named; None: nothing. Raises JournalError."""
+        try:
+            found = self._file.execute("SELECT wave FROM unfinished").fetchone()
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {str(self.path)!r} is damaged: {error}; name another file") from error
+        return None if found is None else found[0]
+
+    def note_wave(self, text: str) -> None:
+        """Note in which wave the redrive is that `began` named. Durable on return. Raises JournalError."""
+        with self._writing():
+            self._file.execute("UPDATE unfinished SET wave = ?", (text,))
 
     def finished(self) -> None:
         """Note that the redrive has given its account: the next one is another. Raises JournalError."""

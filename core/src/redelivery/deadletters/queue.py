@@ -43,6 +43,7 @@ from redelivery.deadletters.trust import Targets, context_of
 from redelivery.errors import ConfigurationError, RedeliveryError, Unsupported
 from redelivery.formats import signing
 from redelivery.formats.signing import Verified
+from redelivery.policy.waves import Waves
 from redelivery.registry import connect, installed, is_at, own_options
 from redelivery.sending.connector import (
     ConnectionFactory,
@@ -245,6 +246,7 @@ class DeadLetterQueue:
         allow_targets: Collection[str] = (),
         new_ids: bool = False,
         patch: Patch | None = None,
+        waves: Waves | None = None,
         part: Part | None = None,
     ) -> RedriveReport:
         """Send letters back to their destination; each is removed once the destination has confirmed it.
@@ -270,6 +272,10 @@ class DeadLetterQueue:
             patch: edits every message (`deadletters.patching.Patch`). A letter that it does not fit stays. Its
                 destination counts as `to` does: no target of a letter is followed. A letter that may have been sent in
                 another form, as an earlier run was killed, stays; only a journal knows of that.
+            waves: send some, wait for what comes back, and send more only where little does (`policy.waves.Waves`).
+                With a journal, a run that was killed or interrupted goes on in the wave where it was when it is called again
+                with the same arguments; after it has stopped or ended it begins with the first wave. Letters that died
+                after the first wave began stay.
             part: only these letters, as one of several processes (`deadletters.parts`); its leader counts which letters
                 came back.
 
@@ -298,7 +304,9 @@ class DeadLetterQueue:
 
         if isinstance(allow_targets, str):
             raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
-        name = self.name_of(to, where, settings.limit, ids, patch)
+        if part is not None and waves is not None:
+            raise ConfigurationError("redrive: several processes do not go in waves: leave out `part` or `waves`")
+        name = self.name_of(to, where, settings.limit, ids, patch, waves)
         targets = self._targets(to, allow_targets)
         operation = redrive_operation(
             targets if patch is None or patch.destination is None else replace(targets, none=True),
@@ -307,7 +315,7 @@ class DeadLetterQueue:
             elsewhere=not self._is_of_plugin(self._towards(self._connector, to).url),
             patch=patch,
         )
-        return self._transfer(operation, opened, spec, meant, settings, journal, name=name, part=part)
+        return self._transfer(operation, opened, spec, meant, settings, journal, name=name, part=part, waves=waves)
 
     def name_of(
         self,
@@ -316,10 +324,12 @@ class DeadLetterQueue:
         limit: int | None,
         ids: Collection[str] | None = None,
         patch: Patch | None = None,
+        waves: Waves | None = None,
     ) -> str:
         """Return the name of a redrive with these arguments in its journal."""
-        form = "" if patch is None else patch.form
-        return name_of("redrive", to, str(self._meant(where, to)), None if ids is None else sorted(ids), limit, form)
+        more = "" if patch is None else patch.form, () if waves is None else waves.sizes
+        named = None if ids is None else sorted(ids)
+        return name_of("redrive", to, str(self._meant(where, to)), named, limit, *more)
 
     def _check_named(self, destination: str, there: Broker) -> None:
         """Refuse a destination of a patch that cannot be one. Raises ConfigurationError."""
@@ -513,6 +523,7 @@ class DeadLetterQueue:
         name: str,
         follow: float | None = None,
         part: Part | None = None,
+        waves: Waves | None = None,
     ) -> RedriveReport:
         given = _given(spec)
         with Resources() as resources:
@@ -537,6 +548,7 @@ class DeadLetterQueue:
                 earlier=part.earlier if part is not None and settings.dry_run else None,
                 clock=self._connector.clock,
                 follow=follow,
+                waves=waves,
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
                 # A broker that cannot look without taking holds a batch only for some time.
                 batches=bool(self._broker.capabilities.splits) or settings.rate is None,

@@ -13,7 +13,7 @@ import logging
 import marshal
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from redelivery.base.clock import Clock
@@ -24,10 +24,12 @@ from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import LetterSender
 from redelivery.deadletters.operations import LetterOperation, Sendable, sendable
 from redelivery.deadletters.returned import Returned
-from redelivery.deadletters.selection import NOTHING, Selection
+from redelivery.deadletters.selection import NOTHING, Selection, dead_since_ms
 from redelivery.deadletters.trust import context_of
+from redelivery.deadletters.wave_run import WaveReport, WaveRun
 from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
 from redelivery.policy.rate import RateLimit
+from redelivery.policy.waves import Begin, Send, Stop, Wait, Waves
 from redelivery.sending.report import MAX_REASONS, OTHER
 from redelivery.telemetry.redrives import Failure, RedriveObserver
 
@@ -35,6 +37,8 @@ log = logging.getLogger("redelivery.redriving")
 
 #: A redrive stops when so many of its letters were refused, or are dead letters again.
 MAX_RETURNS: Final = 100
+#: Waves that a report keeps.
+MAX_WAVES: Final = 100
 #: Letters that are sent and then removed together: so many at first, and after a refusal; twice as many after each
 #: chunk without one, up to the most; and fewer that have so many bytes.
 _CHUNK: Final = 500
@@ -47,6 +51,8 @@ _LIMITED: Final = "the limit of"
 PARKED: Final = "parked"
 #: Why a letter stays that may have been sent in another form than this run would send it in.
 EDITED: Final = "it may have been sent already, edited: send it with the same patch"
+#: Why a letter stays that a redrive in waves did not find when it began: it may be one that came back.
+_LATER: Final = "it died after this redrive in waves had begun"
 _OTHERWISE: Final = "it may have been sent already, with another patch or none: send it as it was sent then"
 #: The longest time without a look at `RedriveSettings.stop`, in seconds.
 _NAP: Final = 0.2
@@ -65,7 +71,10 @@ class RedriveReport:
         left: letters that were not sent, by reason; they stay. At most `MAX_REASONS` reasons, then `OTHER`.
         targets: of those selected, letters that go to an allowed target, by its name; bounded likewise.
         resumed: letters that had been sent before (by an earlier run, as a rule), and were removed now.
-        returned: letters that are dead again since the run began.
+        returned: letters that are dead again since the run began; in waves, since the first wave began.
+        wave: in waves, the number of the current one.
+        waves: in waves, the account of each that this process has seen; the last `MAX_WAVES`.
+        causes: in waves that stopped because of what came back: how many of it, by code and group.
         stopped: why it ended before it had considered all letters; None where it considered all.
     """
 
@@ -78,6 +87,9 @@ class RedriveReport:
     targets: dict[str, int] = field(default_factory=dict)
     resumed: int = 0
     returned: int = 0
+    wave: int = 0
+    waves: list[WaveReport] = field(default_factory=list)
+    causes: dict[str, int] = field(default_factory=dict)
     stopped: str | None = None
 
     @property
@@ -85,12 +97,14 @@ class RedriveReport:
         """Whether it ended because it had sent as many letters as it may."""
         return self.stopped is not None and self.stopped.startswith(_LIMITED)
 
-    def look_again(self) -> None:
-        """Forget the letters that stay: the next look finds them again."""
-        self.considered -= self.failed + sum(self.left.values())
-        self.selected -= self.failed
-        self.failed = 0
+    def look_again(self, *, failed: bool = True) -> None:
+        """Forget the letters that stay: the next look finds them again. `failed`: also those that were refused."""
+        self.considered -= sum(self.left.values())
         self.left.clear()
+        if failed:
+            self.considered -= self.failed
+            self.selected -= self.failed
+            self.failed = 0
 
     @classmethod
     def total(cls, parts: Iterable[RedriveReport]) -> Self:
@@ -127,7 +141,8 @@ class RedriveSettings:
             together.
         rate: the most letters per second.
         dry_run: send and remove nothing.
-        max_returns: stop when more letters than this were refused or came back; None: never stop for that.
+        max_returns: stop when more letters than this were refused or came back; None: never stop for that. In waves,
+            `Waves.stop_at` counts in place of it.
         stop: called again and again; True ends the run after the letters in flight are settled.
         on_progress: called with the report as it grows.
         on_edit: in a dry run with a patch, called with each of the first letters, its message as it would be sent
@@ -171,6 +186,7 @@ class Transfer:
         follow: look again after so many seconds, until stopped; None: look once.
         partial: the queue shows some letters only when earlier ones are gone.
         batches: letters are read in batches; False: one by one, as others may take those of a batch that waits.
+        waves: send some, wait for what comes back, and send more only where little does; None: all at once.
         parked: returns the indices of the parked letters of a batch, as the place's triage knows them now. They stay.
     """
 
@@ -192,6 +208,7 @@ class Transfer:
         follow: float | None = None,
         partial: bool = False,
         batches: bool = True,
+        waves: Waves | None = None,
         parked: Callable[[LetterBatch], Sequence[int]] = lambda _: (),
     ) -> None:
         self.report = RedriveReport()
@@ -223,20 +240,30 @@ class Transfer:
         self._usual = _CHUNK
         self._shown = 0
         self._removed: list[str] = []
+        #: Digests of letters that were refused: a later wave does not send them again.
+        self._refused: set[str] = set()
+        self._waves = None
+        if waves is not None and returned is not None and not settings.dry_run:
+            self._waves = WaveRun(waves, returned, journal, clock)
         self._observer = RedriveObserver.of(operation.name, clock.wall_ms)
 
     def run(self, letter_sender: LetterSender | None) -> RedriveReport:
         """Move the letters by this sender; without one, which is a dry run, only count them."""
         if letter_sender is not None:
             self._begin()
-            if self._returned is not None:
+            if self._waves is not None:
+                self._waves.begin()
+            elif self._returned is not None:
                 self._returned.begin()
         rate = RateLimit(self._settings.rate)
         try:
-            self._run(letter_sender, rate)
+            if self._waves is None or letter_sender is None:
+                self._run(letter_sender, rate)
+            else:
+                self._run_waves(self._waves, letter_sender, rate)
         finally:
             self._note_removed()
-        if letter_sender is not None and self.report.redriven and self._returned is not None:
+        if letter_sender is not None and self.report.redriven and self._returned is not None and self._waves is None:
             self.report.returned = self._returned.count()
             self._settings.on_progress(self.report)
         if self._journal is not None and self._name is not None and self.report.stopped != INTERRUPTED:
@@ -263,6 +290,56 @@ class Transfer:
         if self._follow is not None and self.report.stopped == INTERRUPTED:
             self.report.stopped = None  # that is how following ends
 
+    def _run_waves(self, waves: WaveRun, letter_sender: LetterSender, rate: RateLimit) -> None:
+        """Send wave after wave. Each is a look of its own: a broker that cannot look without taking hides nothing."""
+        report, more, limited = self.report, True, None
+        while report.stopped is None:
+            report.wave, report.returned = waves.wave.number, waves.known
+            step = waves.step(more=more)
+            if isinstance(step, Send):
+                report.look_again(failed=False)
+                self._stay.clear()
+                self._again.clear()
+                with self._look() as self._letters:
+                    self._pass(letter_sender, rate)
+                more = not waves.room
+                if report.is_limited:
+                    limited, report.stopped, more = report.stopped, None, False
+            elif isinstance(step, Wait):
+                waves.waiting()
+                self._wait_for_returns(waves, step.seconds, letter_sender)
+            elif isinstance(step, Begin):
+                self._account_of(waves)
+                waves.following()
+            else:
+                self._account_of(waves)
+                report.stopped = limited
+                if isinstance(step, Stop):
+                    report.stopped, report.causes = waves.why()
+                break
+        self._settings.on_progress(report)
+
+    def _account_of(self, waves: WaveRun) -> None:
+        self.report.returned = waves.known
+        if waves.wave.sent:
+            self.report.waves = [*self.report.waves, waves.report()][-MAX_WAVES:]
+
+    def _wait_for_returns(self, waves: WaveRun, seconds: float, letter_sender: LetterSender) -> None:
+        """Wait until so many seconds are over, too many letters are known to be back, or the run is stopped."""
+        self._note_removed()
+        end = self._clock.monotonic() + seconds
+        while (left := end - self._clock.monotonic()) > 0:
+            if self._settings.stop():
+                self.report.stopped = INTERRUPTED
+                return
+            letter_sender.beat()
+            self._clock.sleep(min(left, _NAP))
+            self.report.returned = waves.look()
+            if waves.is_harmful:
+                return
+            self._settings.on_progress(self.report)
+        self.report.returned = waves.count()
+
     def _pass(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
         """Move the letters that exist now."""
         again = True
@@ -276,12 +353,14 @@ class Transfer:
                     if self._may_send(rate, len(going)):
                         self._send(letter_sender, going, found.messages)
                 self._settings.on_progress(self.report)
-                if self._must_stop():
+                if self._must_stop() or (self._waves is not None and (not self._waves.room or self._waves.is_harmful)):
                     break
             self._resume()
             if self._limit == 0 and self._settings.limit is not None:
                 self.report.stopped = limit_reached(self._settings.limit, self._before)
             # Letters behind those that are gone are visible now.
+            if self._waves is not None and not self._waves.room:
+                break
             again = self._partial and not self.report.stopped and self.report.removed + self.report.resumed > gone
 
     def _look_anew(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
@@ -354,6 +433,8 @@ class Transfer:
 
     def _size(self, rate: RateLimit) -> int:
         size = min(self._usual, rate.piece or self._usual)
+        if self._waves is not None:
+            size = max(1, min(size, self._waves.room))
         return size if self._limit is None else max(1, min(size, self._limit - self.report.selected))
 
     def _sure(self, chunk: LetterBatch) -> LetterBatch | None:
@@ -361,19 +442,32 @@ class Transfer:
 
         Nobody can tell whether those have arrived: sent in this form too, they might arrive in both.
         """
-        if not self._unsure:
+        if not self._unsure and self._waves is None:
             return chunk
         kept = []
         for index, position in enumerate(chunk.position.values):
-            said, form = self._unsure.get(position, ("", self._operation.form))
-            if form == self._operation.form or said != digest(chunk.letter(index)):
+            letter = chunk.letter(index)
+            if self._refused and digest(letter) in self._refused:
+                continue  # it is counted
+            why = self._why_held(letter)
+            if why is None:
                 kept.append(index)
                 continue
             self.report.considered += 1
-            self.report.leave(_OTHERWISE if self._operation.form else EDITED)
+            self.report.leave(why)
             if self._partial:
                 self._stay.add(position)
         return chunk if len(kept) == len(chunk) else chunk.take(kept) if kept else None
+
+    def _why_held(self, letter: Letter) -> str | None:
+        said, form = self._unsure.get(letter.position, ("", self._operation.form))
+        if form != self._operation.form and said == digest(letter):
+            return _OTHERWISE if self._operation.form else EDITED
+        if self._waves is not None:
+            died = dead_since_ms(replace(letter, context=context_of(letter)))
+            if died is not None and died > self._waves.began_ms:
+                return _LATER
+        return None
 
     def _sendable(self, chunk: LetterBatch) -> Sendable:
         report = self.report
@@ -427,7 +521,12 @@ class Transfer:
             except RedeliveryError as second:
                 error.add_note(f"and then: {second}")
             raise
+        confirmed = set(letter_sender.confirmed)
         self._account(going, letter_sender.confirmed, letter_sender.refused)
+        if self._waves is not None:
+            failed = [index for index in range(len(going)) if index not in confirmed]
+            self._refused.update(digests_of(going.take(failed)) if failed else ())
+            self._waves.sent(len(confirmed), len(failed))
 
     def _observed(
         self, going: LetterBatch, messages: Batch, letter_sender: LetterSender
@@ -529,6 +628,8 @@ class Transfer:
             report.stopped = INTERRUPTED
         elif settings.limit is not None and self._limit is not None and report.selected >= self._limit:
             report.stopped = limit_reached(settings.limit, self._before)
+        elif self._waves is not None:
+            report.returned = self._waves.look() if report.redriven else self._waves.known
         elif settings.max_returns is not None and not settings.dry_run:
             if self._returned is not None and report.redriven:
                 report.returned = self._returned.look()

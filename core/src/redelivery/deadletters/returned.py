@@ -6,14 +6,15 @@ Elsewhere each look reads the whole place, and so has a budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from redelivery.base.clock import Clock
-from redelivery.contract.broker import DeadLetters
+from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.letters import LetterBatch, Wanted
+from redelivery.deadletters.groups import fingerprint
 from redelivery.deadletters.selection import dead_since_ms
 from redelivery.deadletters.trust import context_of
 from redelivery.errors import Retriable, Unsupported
@@ -28,6 +29,7 @@ _WHOLE: Final = 1.0
 #: A look that was given up is followed by one that may take so many times as long.
 _LONGER: Final = 4
 #: What a look needs of a letter: its marker is a header.
+_CAUSES: Final = 100
 _COLUMNS: Final = frozenset({"headers"})
 
 
@@ -44,6 +46,8 @@ class Returned:
         self._look = look
         self._clock = clock
         self._cursors = cursors
+        #: The end of the place when it began, and as of the last look.
+        self._first: str | None = None
         self._after: str | None = None
         self._began_ms = 0
         self._began = self._next = 0.0
@@ -51,14 +55,53 @@ class Returned:
         self._spent, self._needs = 0.0, _WHOLE
         self._known = 0
 
-    def begin(self) -> None:
-        """Remember what the place holds now: only what comes later can have come back. Raises BrokerError."""
+    def begin(self, since: tuple[int, str | None] | None = None) -> None:
+        """Remember what the place holds now: only what comes later can have come back.
+
+        Args:
+            since: `mark` of an earlier process, whose count goes on; None: count from now.
+
+        Raises:
+            BrokerError
+        """
         self._began_ms, self._began = self._clock.wall_ms(), self._clock.monotonic()
         self._next = self._began + _LOOK_AFTER
-        if self._cursors:
+        if since is not None:
+            self._began_ms, self._after = since
+        elif self._cursors:
             # The end of this place may have no name, or none now: then it is looked at as a whole.
             with self._look() as place, suppress(Unsupported, Retriable):
                 self._after = place.cursor()
+        self._first = self._after
+
+    @property
+    def mark(self) -> tuple[int, str | None]:
+        """When it began, milliseconds since the epoch, and the end of the place then, where that has a name."""
+        return self._began_ms, self._first
+
+    def causes(self) -> dict[str, int]:
+        """Return how many came back by code and group (`groups.fingerprint`); names are bounded. Raises BrokerError."""
+        found: dict[str, int] = {}
+        with self._look() as place:
+            if self._first is None:
+                chosen: Iterator[Letter] = (each for each in place.browse() if self._came_back(each))
+            else:
+                wanted = Wanted(after=self._first, before=place.cursor())
+                batches = (batch for split in place.splits(wanted) for batch in place.read(split, wanted))
+                letters = (letter for batch in batches for letter in batch.letters())
+                chosen = (each for each in letters if again.hops(each.message.headers))
+            for letter in chosen:
+                context = context_of(letter)
+                code = str(context.code) if context.code is not None else context.kind or "without a code"
+                name = f"{code} (group {fingerprint(context)})"
+                name = name if name in found or len(found) < _CAUSES else "others"
+                found[name] = found.get(name, 0) + 1
+        return found
+
+    def _came_back(self, letter: Letter) -> bool:
+        if not again.hops(letter.message.headers):
+            return False
+        return (dead_since_ms(replace(letter, context=context_of(letter))) or 0) >= self._began_ms
 
     def look(self) -> int:
         """Return how many came back, as of the last look; look again if that takes no more than its part of the time.
@@ -106,8 +149,7 @@ class Returned:
     def _whole(self, place: DeadLetters, until: float | None) -> tuple[int, bool]:
         found = 0
         for letter in place.browse():
-            if again.hops(letter.message.headers):
-                found += (dead_since_ms(replace(letter, context=context_of(letter))) or 0) >= self._began_ms
+            found += self._came_back(letter)
             if until is not None and self._clock.monotonic() >= until:
                 return found, False
         return found, True
