@@ -273,9 +273,9 @@ class DeadLetterQueue:
                 destination counts as `to` does: no target of a letter is followed. A letter that may have been sent in
                 another form, as an earlier run was killed, stays; only a journal knows of that.
             waves: send some, wait for what comes back, and send more only where little does (`policy.waves.Waves`).
-                With a journal, a run that was killed or interrupted goes on in its wave when it is called again with the
-                same arguments; after it has stopped or ended it begins with the first wave. Letters that died after the
-                first wave began stay.
+                With a journal, a run that was killed or interrupted goes on in its wave when it is called again
+                with the same arguments; after it has stopped or ended it begins with the first wave. Letters that died
+                after the first wave began stay.
             part: only these letters, as one of several processes (`deadletters.parts`); its leader counts which letters
                 came back.
 
