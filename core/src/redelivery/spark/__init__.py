@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from redelivery.spark.api import dead_letters, deliver, events, redrive, register, rows, undelivered
+    from redelivery.spark.listener import DeliveryListener
 
-__all__ = ["dead_letters", "deliver", "events", "redrive", "register", "rows", "undelivered"]
+__all__ = ["DeliveryListener", "dead_letters", "deliver", "events", "redrive", "register", "rows", "undelivered"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from redelivery.spark import api  # noqa: PLC0415 - see above
+    from importlib import import_module  # noqa: PLC0415 - see above
 
-    return getattr(api, name)
+    return getattr(import_module(f"redelivery.spark.{'listener' if name == 'DeliveryListener' else 'api'}"), name)

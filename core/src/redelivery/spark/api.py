@@ -24,9 +24,11 @@ from redelivery.sending.report import DeliveryReport
 from redelivery.spark import columns, jsonform
 from redelivery.spark import job as jobs
 from redelivery.spark.columns import READ_ONLY
+from redelivery.spark.lineage import SETTINGS
 from redelivery.spark.options import EXTENSIONS, READ, SINK_PREFIX, read_write_options
 from redelivery.spark.redelivered import Redelivered
 from redelivery.spark.redriving import redrive
+from redelivery.telemetry.owned import here
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -67,6 +69,7 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
         pyspark.errors.PythonException: a task failed; its text holds the error of the delivery.
     """
     settings = read_write_options({"url": url, **_texts(options)}, spec=spec)
+    settings = replace(settings, traceparent=settings.traceparent or here())
     spark = df.sparkSession
     jobs.refuse_one_host(url, _conf(spark, "spark.master"), shared_mount=settings.shared_mount)
     job = jobs.Job.plan(settings, df.schema)
@@ -99,6 +102,7 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
         [DeliveryReport.from_dict(json.loads(row[0])) for row in done],
         redelivered=[Redelivered(chunks=[bytes(each) for each in row[1]], kept=row[2]) for row in done],
         speculation=_conf(spark, "spark.speculation") == "true",
+        spark={name: text for name in SETTINGS if (text := _conf(spark, name)) is not None},
     )
 
 

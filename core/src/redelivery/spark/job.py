@@ -28,7 +28,7 @@ from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.policy.rate import RateLimit
 from redelivery.sending import Delivery, Origin
 from redelivery.sending.report import DeliveryReport, settle_job
-from redelivery.spark import columns
+from redelivery.spark import columns, lineage, observing
 from redelivery.spark.connections import task_connections
 from redelivery.spark.options import WriteSettings
 from redelivery.spark.redelivered import Redelivered, RedeliveredRows, remove
@@ -252,8 +252,9 @@ def finish(
     redelivered: Iterable[Redelivered] = (),
     speculation: bool,
     about: Mapping[str, Any] | None = None,
+    spark: Mapping[str, str] | None = None,
 ) -> DeliveryReport:
-    """End a job whose tasks have all succeeded: add up, log, write the report, apply the job's limits.
+    """End a job whose tasks have all succeeded: add up, log, write the report, publish it, apply the job's limits.
 
     Args:
         job: the write.
@@ -261,6 +262,7 @@ def finish(
         redelivered: the letters that their rows redeliver: they are removed.
         speculation: whether Spark may have run a task twice.
         about: further members of the written report.
+        spark: those of Spark's settings that name the job in lineage.
 
     Raises:
         ToleranceExceeded: too many records of the job failed. Rows already delivered stay delivered.
@@ -279,7 +281,18 @@ def finish(
         )
     log.info("%s", summary(report))
     if job.settings.report_path:
-        _write({**(about or {}), **report.to_dict()}, _report_file(Path(job.settings.report_path), report.run))
+        _write({**(about or {}), **report.to_dict()}, report_file(Path(job.settings.report_path), report.run))
+    observing.count(report, job.settings.url, job.settings.client)
+    lineage.emit(
+        lineage.Write(
+            url=job.settings.url,
+            report=report,
+            started=job.started,
+            stream=about is not None,
+            options=job.settings.client,
+            settings=spark or {},
+        )
+    )
     settle_job(job.settings.spec, parts, run=job.run, seconds=seconds)
     return report
 
@@ -337,7 +350,7 @@ def pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int) -> Iterat
             yield batch.slice(start, size)
 
 
-def _report_file(path: Path, run: str) -> Path:
+def report_file(path: Path, run: str) -> Path:
     """Return where a report goes: into a folder under its run's name, else to the given file."""
     return path / f"{re.sub('[^A-Za-z0-9._-]', '_', run)}.json" if path.is_dir() else path
 

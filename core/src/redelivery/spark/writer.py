@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -25,8 +25,10 @@ from redelivery.base.urls import redact
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.sending.report import DeliveryReport
 from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight, summary
+from redelivery.spark.lineage import SETTINGS
 from redelivery.spark.options import read_read_options, read_write_options
 from redelivery.spark.redelivered import Redelivered
+from redelivery.telemetry.owned import traced
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -124,13 +126,19 @@ class TaskDone(WriterCommitMessage):
     speculation: bool
     started: float
     redelivered: Redelivered
+    spark: Mapping[str, str]
 
     @classmethod
     def of(cls, job: Job, iterator: Iterator[RecordBatch]) -> TaskDone:
         """Deliver a partition."""
         report, redelivered = deliver_partition(job, iterator)
-        speculation = local_property("spark.speculation") == "true"
-        return cls(report, speculation=speculation, started=job.started, redelivered=redelivered)
+        return cls(
+            report,
+            speculation=local_property("spark.speculation") == "true",
+            started=job.started,
+            redelivered=redelivered,
+            spark={name: text for name in SETTINGS if (text := local_property(name)) is not None},
+        )
 
 
 class RedeliveryWriter(DataSourceArrowWriter):
@@ -149,12 +157,14 @@ class RedeliveryWriter(DataSourceArrowWriter):
         _log_to_stderr()
         done = _done(messages)
         try:
-            finish(
-                self.job,
-                (each.report for each in done),
-                redelivered=(each.redelivered for each in done),
-                speculation=any(each.speculation for each in done),
-            )
+            with traced("commit", parent=self.job.settings.traceparent, run=self.job.run):
+                finish(
+                    self.job,
+                    (each.report for each in done),
+                    redelivered=(each.redelivered for each in done),
+                    speculation=any(each.speculation for each in done),
+                    spark=_settings(done),
+                )
         except RedeliveryError as error:
             raise plain(error) from None
 
@@ -184,13 +194,15 @@ class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
         run = next((each.report.run for each in done), f"-{batchId}")
         started = min((each.started for each in done), default=self.job.started)
         try:
-            finish(
-                replace(self.job, run=run, started=started),
-                (each.report for each in done),
-                redelivered=(each.redelivered for each in done),
-                speculation=any(each.speculation for each in done),
-                about={"query": run.removesuffix(f"-{batchId}"), "batch": batchId},
-            )
+            with traced("commit", parent=self.job.settings.traceparent, run=run):
+                finish(
+                    replace(self.job, run=run, started=started),
+                    (each.report for each in done),
+                    redelivered=(each.redelivered for each in done),
+                    speculation=any(each.speculation for each in done),
+                    about={"query": run.removesuffix(f"-{batchId}"), "batch": batchId},
+                    spark=_settings(done),
+                )
         except RedeliveryError as error:
             raise plain(error) from None
 
@@ -201,6 +213,11 @@ class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
 def _done(messages: list[WriterCommitMessage | None]) -> list[TaskDone]:
     """Return the accounts of the tasks that succeeded."""
     return [each for each in messages if isinstance(each, TaskDone)]
+
+
+def _settings(done: list[TaskDone]) -> Mapping[str, str]:
+    """Return Spark's settings as a task saw them: the process that commits does not see them."""
+    return next((each.spark for each in done), {})
 
 
 def _log_abort(messages: list[WriterCommitMessage | None], job: Job, run: str) -> None:
