@@ -68,7 +68,7 @@ class Result:
 def main() -> int:
     """Run, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("broker", help="which ways_<broker>.py to run; letters-BROKER for dead letters")
+    parser.add_argument("broker", help="which ways_<broker>.py to run; letters-BROKER for dead letters; telemetry")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--rows", type=int, help="instead of the module's own number")
     parser.add_argument("--repeat", type=int, default=5, help="measured runs of each way")
@@ -81,7 +81,7 @@ def main() -> int:
     args = parser.parse_args()
     with busy(args.busy):
         measure = of_letters if args.broker.startswith("letters-") else of_ways
-        results = measure(args)
+        results = of_telemetry(args) if args.broker == "telemetry" else measure(args)
     show(results)
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
@@ -126,6 +126,12 @@ def of_letters(args: argparse.Namespace) -> list[Result]:
     letters = importlib.import_module("letters")
     module = importlib.import_module(args.broker.replace("-", "_"))
     timed = letters.measure(module, rows=args.rows, repeat=args.repeat, only=args.only, master=args.master)
+    return [Result(each.name, each.rows, each.rows_per_s, each.ratio, each.to) for each in timed]
+
+
+def of_telemetry(args: argparse.Namespace) -> list[Result]:
+    """Measure what telemetry costs: rows per CPU second."""
+    timed = importlib.import_module("telemetry").measure(args.rows or 200_000, args.repeat)
     return [Result(each.name, each.rows, each.rows_per_s, each.ratio, each.to) for each in timed]
 
 
