@@ -25,7 +25,7 @@ from redelivery.base.clock import Clock, SystemClock
 from redelivery.base.files import make_private, make_private_folder, refuse_link
 from redelivery.base.secrets import redact
 from redelivery.contract.broker import Letter
-from redelivery.contract.context import whole_text
+from redelivery.contract.context import ErrorContext, whole_text
 from redelivery.contract.letters import LetterBatch
 from redelivery.deadletters.groups import check_fingerprint, fingerprints
 from redelivery.deadletters.journal import default_path as journal_path
@@ -40,6 +40,8 @@ What: TypeAlias = Literal["letter", "group"]
 _MARK: Final = 0x72644C74
 #: Seconds to wait for another process's change.
 _BUSY: Final = 10.0
+#: What a broker says of where a letter came from, and whom it is for.
+_SOURCE: Final = ("destination", "target", "subscriber", "source_topic", "source_partition", "source_offset")
 #: Digits of a key that its message alone decides.
 _DIGEST: Final = 24
 #: The longest note and the longest name, in characters.
@@ -83,10 +85,10 @@ def _source(letters: LetterBatch, row: int) -> str:
     own = sorted((name, column.values[row]) for name, column in messages.extra.items())
     parts: list[object] = [(name, str(value)) for name, value in own if value is not None]
     parts.append(None if messages.destination is None else messages.destination.values[row])
-    context = letters.contexts.get(row)
-    if context is not None and dialects.read(messages.row(row)) is None:
-        parts += [context.destination, context.target, context.subscriber, context.source_topic]
-        parts += [context.source_partition, context.source_offset]
+    said = letters.contexts.get(row) or ErrorContext()
+    source = [getattr(said, name) for name in _SOURCE]
+    if any(each is not None for each in source) and dialects.read(messages.row(row)) is None:
+        parts += source
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
