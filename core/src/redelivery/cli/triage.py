@@ -124,16 +124,20 @@ def _history(arguments: argparse.Namespace) -> int:
         found = {"states": [asdict(each) for each in states], "log": [asdict(each) for each in entries]}
         say_json(found, indent=2)
         return 0
-    width = room(wide=False)
     for state in states:
-        say(one_line(_state(state), width))
+        _say(state.at_ms, _state(state))
     if states and entries:
         say()
     for entry in entries:
-        say(one_line(_entry(entry), width))
+        _say(entry.at_ms, _entry(entry))
     if not states and not entries:
         say("Nothing is parked or noted here, and nothing was done.")
     return 0
+
+
+def _say(at_ms: int, text: str) -> None:
+    head, width = f"{moment(at_ms)}  ", room(wide=False)
+    say(head + one_line(text, width and width - len(head)))
 
 
 def _state(state: State) -> str:
@@ -141,11 +145,11 @@ def _state(state: State) -> str:
     name = state.key if state.what == "group" else state.name
     said = state.name if state.what == "group" else ""
     note = f": {state.note}" if state.note else ""
-    return f"{moment(state.at_ms)}  {state.who}  {state.what} {name} {how}{note}{f' ({said})' if said else ''}"
+    return f"{state.who}: {state.what} {name} {how}{note}{f' ({said})' if said else ''}"
 
 
 def _entry(entry: Entry) -> str:
     details = ", ".join(f"{name}={value}" for name, value in entry.details.items() if value not in (None, "", {}, 0))
     outcome = "" if entry.outcome == "done" else f" {entry.outcome}"
     told = f": {details}" if details else ""
-    return f"{moment(entry.at_ms)}  {entry.who}  {entry.action}{outcome}  {entry.selection}{told}"
+    return f"{entry.who}: {entry.action}{outcome}: {entry.selection}{told}"
