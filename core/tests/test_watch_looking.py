@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +22,19 @@ from redelivery.deadletters.summary import Summary, summarise
 from redelivery.deadletters.triage import Triage, default_path
 from redelivery.errors import Retriable
 from redelivery.watch.looking import Looker, Stopped, Watched
+from redelivery.watch.memory import Memory
+from redelivery.watch.rules import Rule, Rules
+from redelivery.watch.watcher import PlaceWatch
 
 
 class Clock(SystemClock):
-    """Time passes only when it is set."""
+    """Time passes only when it is set; the time of day is the machine's, and so much later."""
 
     now = 1_000.0
+    later_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.later_ms
 
     def monotonic(self) -> float:
         return self.now
@@ -277,3 +285,41 @@ def test_the_operator_allows_a_look_that_takes(place: Place) -> None:
     place.bury(2, first=3, code="BUG")
     found = looker.look(whole=True)
     assert (found.count, found.arrived, read.read) == (5, {"BUG": 2}, [3, 5])
+
+
+def old(place: Place, tmp_path: Path, clock: Clock, reading: Reading) -> PlaceWatch:
+    """A watch that alerts letters of an hour."""
+    looker = Looker(watched(place), clock, summarised=reading)
+    return PlaceWatch(
+        watched(place), Rules(older_than=timedelta(hours=1)), clock, Memory("it", tmp_path), looker=looker
+    )
+
+
+def test_a_letter_that_was_removed_before_it_was_old_is_not_alerted(place: Place, tmp_path: Path) -> None:
+    clock = Clock()
+    reading = Reading()
+    place.bury(3)
+    watch = old(place, tmp_path, clock, reading)
+    assert watch.turn() == []
+    with dead_letters(place.url) as dlq:
+        dlq.purge()
+    clock.later_ms = 3_700_000
+    clock.now += 1.0
+    assert watch.turn() == []
+    assert watch.figures().known.count == 0
+
+
+def test_an_alert_by_age_waits_for_a_look_that_would_take_too_much_of_the_time(place: Place, tmp_path: Path) -> None:
+    clock = Clock()
+    reading = Reading(clock, seconds=1.0)
+    place.bury(30)
+    watch = old(place, tmp_path, clock, reading)
+    assert watch.turn() == []
+    clock.later_ms = 3_700_000
+    for _ in range(10):
+        clock.now += 29.0  # 290 s after a look that took 30 s
+        assert watch.turn() == []
+    assert reading.read == [30]
+    clock.now += 29.0
+    assert [each.alert.rule for each in watch.turn()] == [Rule.OLDEST]
+    assert reading.read == [30, 30]

@@ -128,7 +128,9 @@ def test_slack_is_told_in_its_form_and_foreign_text_mentions_nobody() -> None:
     said = body_of(Form.SLACK, [notice("a new group: <!channel> & \x1b]0;x"), notice(resolved_ms=NOW)], NOW)
     assert said == {
         "text": ":red_circle: orders: a new group: &lt;!channel&gt; &amp; \\x1b]0;x\n"
-        ":white_check_mark: resolved: orders: the oldest dead letter is 2 h old"
+        ":white_check_mark: resolved: orders: the oldest dead letter is 2 h old",
+        "unfurl_links": False,
+        "unfurl_media": False,
     }
 
 

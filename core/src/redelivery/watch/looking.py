@@ -26,10 +26,11 @@ from redelivery.watch.rules import SeenGroup, Snapshot
 
 log = logging.getLogger(__name__)
 
-#: Looks at a whole place take at most this part of the time, if they read only what came since in between; else that.
+#: Looks at a whole place take at most this part of the time if looks in between read what came since.
 _SHARE: Final = 0.02
-_SHARE_WITHOUT_CURSORS: Final = 0.1
-#: A look at a whole place comes at least this often, in seconds, unless it takes a tenth of that time.
+#: And at most this part in any case.
+_MOST: Final = 0.1
+#: A look at a whole place comes at least this often, in seconds, unless that is too large a part of the time.
 _AT_LEAST: Final = 3600.0
 #: Groups that one look tells apart.
 GROUPS: Final = 1000
@@ -77,7 +78,7 @@ class Watched:
     @property
     def identity(self) -> str:
         """What tells it from others on this machine, without secrets."""
-        return "\n".join(redact(each) for each in (self.url, self.sink or ""))
+        return "\n".join(redact(each) for each in (self.label, self.url, self.sink or ""))
 
     def open(self) -> DeadLetterQueue:
         """Return its letters. Raises RedeliveryError."""
@@ -146,10 +147,15 @@ class Looker:
         self._summarise = summarised
         #: Where the last look ended; None: not known, or letters have no cursors.
         self._cursor: str | None = None
-        self._next_whole = float("-inf")
+        self._next_whole = self._earliest_whole = float("-inf")
         #: When the last look that succeeded was; arrivals are counted from then on.
         self._since_ms: int | None = None
         self.known = Known()
+
+    @property
+    def affords(self) -> bool:
+        """Whether a look at the whole place would take no more than its part of the time."""
+        return self._clock.monotonic() >= self._earliest_whole
 
     def look(self, *, whole: bool = False) -> Snapshot:
         """Look, and return what was found; a place that cannot be looked at is found so, and raises nothing.
@@ -247,8 +253,9 @@ class Looker:
         found = self._read(dlq, None if end is None else Selection().between(None, end))
         ended = self._clock.monotonic()
         took = ended - began
-        share = _SHARE_WITHOUT_CURSORS if end is None else _SHARE
-        self._next_whole = ended + max(min(took / share, _AT_LEAST), took / _SHARE_WITHOUT_CURSORS)
+        share = _MOST if end is None else _SHARE
+        self._earliest_whole = ended + took / _MOST
+        self._next_whole = max(self._earliest_whole, ended + min(took / share, _AT_LEAST))
         known, codes, seen = self.known, _codes(found), _groups(found)
         arrived: Counter[str] = Counter()
         since_ms = None

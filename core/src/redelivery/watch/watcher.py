@@ -6,6 +6,7 @@ ends the watch.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Final
 
 from redelivery.base.clock import Clock
 from redelivery.deadletters.audit import AuditLog
-from redelivery.errors import JournalError
+from redelivery.errors import ConfigurationError, JournalError
 from redelivery.watch.looking import Looker, Stopped, Watched
 from redelivery.watch.memory import Memory
 from redelivery.watch.metrics import PlaceFigures
@@ -83,7 +84,9 @@ class PlaceWatch:
         self._beat()
         found = self._looker.look(whole=whole)
         if self._alerts.doubts(found):
-            found = _both(found, self._looker.look(whole=True))
+            # That letter may be gone.
+            affords = self._looker.affords
+            found = _both(found, self._looker.look(whole=True)) if affords else replace(found, oldest_ms=None)
         changes = self._alerts.judge(found)
         if found.failed is not None and self._up is not False and not changes:
             log.warning("watch: %s cannot be looked at: %s", self.place.label, found.failed)
@@ -195,7 +198,9 @@ class Watch:
         self._webhook = webhook
         self._ending = False
         self._stopped = threading.Event()
-        audit = AuditLog()
+        audit = None
+        with contextlib.suppress(ConfigurationError):  # this user has no folder, so no redrive has recorded anything
+            audit = AuditLog()
         self.places = [
             PlaceWatch(place, rules, clock, Memory(place.identity, folder), stop=self._stopped.is_set, audit=audit)
             for place, rules in places

@@ -95,7 +95,8 @@ def body_of(form: Form, notices: Sequence[Notice], now_ms: int) -> Any:
         now_ms: milliseconds since the epoch.
     """
     if form is Form.SLACK:
-        return {"text": "\n".join(map(_line, notices))}
+        # A text may quote a URL of anybody's: Slack is not to fetch it.
+        return {"text": "\n".join(map(_line, notices)), "unfurl_links": False, "unfurl_media": False}
     if form is Form.ALERTMANAGER:
         return [_for_alertmanager(each, now_ms) for each in notices]
     return {"version": 1, "source": "redelivery", "alerts": [_as_json(each) for each in notices]}
