@@ -286,9 +286,10 @@ class Hanging(Source):
 def test_a_place_that_hangs_leaves_the_others_alone(opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bury(url, *messages(2))
     monkeypatch.setattr(views, "PATIENCE", 0.3)
+    monkeypatch.setattr("redelivery.ui.background._TURN", 0.5)
     Hanging.free.clear()
-    hangs = Hanging(slug="hangs", name="hangs", url=url)
-    browser = opened(hangs, Source(slug="orders", name="orders", url=url))
+    hanging = [Hanging(slug=name, name=name, url=url) for name in ("hangs", "b", "c", "d", "e", "f")]
+    browser = opened(*hanging, Source(slug="orders", name="orders", url=url))
     began = time.monotonic()
     while "<strong>2</strong> letters" not in (text := browser.get("/").text):
         assert time.monotonic() - began < 20

@@ -43,6 +43,16 @@ def test_a_forged_cookie_is_no_session(opened: Opened, value: str) -> None:
     assert "printed in its terminal" in answer.text
 
 
+def test_cookies_of_other_services_of_this_host_are_passed_over(opened: Opened) -> None:
+    browser = opened()
+    own = f"redelivery-{PORT}={browser.page.session._value}"
+    browser.cookies.clear()
+    for others in ('a={"b": "c, d"}; %s', "%s; x=\x7f", "a; =b; ;;%s", f"redelivery-{PORT}=old; %s"):
+        assert browser.get("/", headers={"cookie": others % own}).status_code == 200, others
+    for others in (f"x{own}", f"a=b,{own}", f'redelivery-{PORT}="{own.partition("=")[2]}"x'):
+        assert browser.get("/", headers={"cookie": others}).status_code == 401, others
+
+
 def test_a_cookie_of_an_earlier_start_is_no_session(opened: Opened) -> None:
     first = opened()
     second = opened(begin=False)

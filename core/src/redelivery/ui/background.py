@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 #: Work that hangs is given up, and may be begun again so often while it still hangs.
 _ABANDONED: Final = 3
+#: Seconds that work waits for its turn.
+_TURN: Final = 5.0
 
 log = logging.getLogger("redelivery.ui")
 
@@ -74,7 +76,8 @@ class Background(Generic[T]):
         name: for threads.
         work: called in a thread of its own; it shall end soon after `Run.stop` returns True.
         seconds: how long it may take.
-        slots: shared with others: how much such work goes on at a time.
+        slots: shared with others: how much such work goes on at a time. Who waited some seconds goes on without one,
+            because those who have one may hang.
     """
 
     def __init__(
@@ -126,14 +129,17 @@ class Background(Generic[T]):
     def _do(self, run: Run) -> None:
         result: T | None = None
         error: str | None = None
-        with self._slots:
-            try:
-                result = self._work(run)
-            except RedeliveryError as raised:
-                error = one_line(raised)
-            except Exception as raised:  # noqa: BLE001 - one place must not end the page
-                log.error("%s: %s: %s", self._name, type(raised).__name__, one_line(raised))  # noqa: TRY400 - one line
-                error = f"{type(raised).__name__}: {one_line(raised)}"
+        has_slot = self._slots.acquire(timeout=_TURN)
+        try:
+            result = self._work(run)
+        except RedeliveryError as raised:
+            error = one_line(raised)
+        except Exception as raised:  # noqa: BLE001 - one place must not end the page
+            log.error("%s: %s: %s", self._name, type(raised).__name__, one_line(raised))  # noqa: TRY400 - one line
+            error = f"{type(raised).__name__}: {one_line(raised)}"
+        finally:
+            if has_slot:
+                self._slots.release()
         with self._lock:
             if run.abandoned:
                 self._hanging -= 1

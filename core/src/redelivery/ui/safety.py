@@ -12,7 +12,6 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -82,14 +81,11 @@ class Session:
 
     def knows(self, headers: Headers) -> bool:
         """Whether a request has the session's cookie."""
-        cookies = SimpleCookie()
-        for line in headers.getlist("cookie"):
-            try:
-                cookies.load(line)
-            except CookieError:
-                return False
-        given = cookies.get(self.cookie)
-        return given is not None and not self._unused and _same(given.value, self._value)
+        if self._unused:
+            return False
+        # Other services of this host set cookies too, which no strict parser would pass over.
+        pairs = (each.strip().partition("=") for line in headers.getlist("cookie") for each in line.split(";"))
+        return any(name == self.cookie and _same(value, self._value) for name, _, value in pairs)
 
 
 def _same(one: str, other: str) -> bool:
