@@ -114,6 +114,32 @@ class TestKafkaReceiver(Statements):
             assert {at for at in range(base, 5) if offsets.is_settled(at)} == done
 
     @broker_has("receive")
+    def test_what_an_earlier_version_committed_goes_on(self, subject: Subject) -> None:
+        """It wrote a run for each record: here of 7, 9, 10 (which waited, long ago) and 12; 8 is settled."""
+        subject.deliver(*keyed(None, *range(14)))
+        broker = subject.broker
+        assert isinstance(broker, KafkaBroker)
+        consumer = instances.consumer(broker.settings, broker.address)
+        state = TopicPartition(broker.address.topic, 0, 7, "r1:1_6MetN!_71qK7q4+jDOh@=4o1_8wn")
+        try:
+            consumer.commit(offsets=[state], asynchronous=False)
+        finally:
+            consumer.close()
+        taker = Taker(subject)
+        again = taker.take(6)
+        assert [(each.message.value, each.attempt) for each in again] == [
+            (b"7", 2),
+            (b"9", 4),
+            (b"10", 3),
+            (b"11", 1),
+            (b"12", 2),
+            (b"13", 1),
+        ]
+        assert again[0].first_ms == 1_700_000_000_000
+        taker.settle(Accept(), *again)
+        assert committed(subject)[0] == 14
+
+    @broker_has("receive")
     def test_a_delayed_record_holds_back_its_own_key_alone(self, subject: Subject) -> None:
         subject.deliver(*keyed(b"a", 0), *keyed(b"b", 1), *keyed(b"a", 2), *keyed(None, 3), *keyed(b"b", 4))
         taker = Taker(subject)
