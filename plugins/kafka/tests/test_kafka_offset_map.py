@@ -309,6 +309,10 @@ def test_nothing_committed_is_the_whole_log() -> None:
     assert lag(-1001, "", 3, 10) == 7
     assert lag(5, "", 7, 10) == 3, "what has run out of the log does not wait"
     assert lag(10, "", 0, 10) == 0
+    offsets = OffsetMap(0)
+    offsets.begin(range(3), 1_700_000_000_000)
+    assert offsets.settle(2, 2) == 0, "nothing"
+    assert lag(0, offsets.metadata(), 0, 5) == lag(0, offsets.metadata(), -1, 5) == 5, "leased is not settled"
 
 
 @dataclass

@@ -137,7 +137,7 @@ class OffsetMap(Offsets):
             for offset in [each for each in self._tried if start <= each < end]:
                 del self._tried[offset]
         new = self.add(start, end)
-        if self._begun:
+        if self._begun and start < end:
             self._drop_begun(start)
         return new
 
