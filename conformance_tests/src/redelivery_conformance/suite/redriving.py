@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.operations import HOP_MARK
+from redelivery.deadletters.patching import Patch
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
-from redelivery.deadletters.redrive import RedriveSettings
+from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import Retriable
 from redelivery.formats import dialects
+from redelivery.policy.waves import Waves
 from redelivery_conformance.forking import KILLED, in_a_fork
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import GRACE, Subject
@@ -168,6 +171,49 @@ class Redriving(Statements):
         assert {message.value for message in stored} == set(values)
         if subject.capabilities.ids:
             assert len({message.id for message in stored}) == 3, "what was sent twice has two ids"
+
+    @broker_has(*NEEDS)
+    def test_an_edited_letter_is_sent_once_and_the_original_never(self, subject: Subject, tmp_path: Path) -> None:
+        """Killed after the confirmation: the next redrive removes it, whatever that one would make of it."""
+        self._bury(subject, original(subject))
+        first, other = (Patch.read({"headers": {"set": {"edited": each}}}) for each in ("1", "2"))
+        journal = tmp_path / "journal.db"
+
+        def die() -> None:
+            raise Killed("killed")
+
+        with self._box(subject, before_removing=die) as dlq, pytest.raises(Killed):
+            dlq.redrive(patch=first, journal=journal)
+        for patch, resumed in ((other, 1), (None, 0)):
+            with self._box(subject) as dlq:
+                report = dlq.redrive(patch=patch, journal=journal)
+            assert (report.resumed, report.redriven) == (resumed, 0)
+        assert not subject.browse(direct=False)
+        (there,) = subject.place.stored()
+        assert there.value == original(subject).value
+        assert [each for each in there.headers if each[0] == "edited"] == [("edited", b"1")]
+        assert dialects.read(there) is None, "the error context came along"
+
+    @broker_has(*NEEDS)
+    def test_a_redrive_in_waves_stops_where_letters_come_back(self, subject: Subject) -> None:
+        self._bury(subject, *(Message(value=b"%d" % at) for at in range(6)))
+        back: list[Message] = []
+
+        def fails_again(report: RedriveReport) -> None:
+            """A consumer that fails on the first message."""
+            if report.redriven >= 2 and not back:
+                back.append(Message(value=b"back"))
+                now_ms = time.time_ns() // 1_000_000
+                self._bury(subject, back[0], replace(CONTEXT, hops=1, last_failure_ms=now_ms + 1))
+
+        waves = Waves(sizes=(2, 4), stop_at=1, wait=timedelta(seconds=1))
+        with self._box(subject) as dlq:
+            report = dlq.redrive(waves=waves, settings=RedriveSettings(on_progress=fails_again))
+        assert (report.redriven, report.removed, report.returned) == (2, 2, 1)
+        assert (report.stopped or "").startswith("wave 1: of 2 letters 1 came back"), report.stopped
+        assert sum(report.causes.values()) == 1
+        assert len(subject.browse(direct=False)) == 5
+        assert subject.values().total() == 2
 
     @broker_has(*NEEDS)
     def test_only_the_letters_that_a_selection_means_are_redriven(self, subject: Subject) -> None:
