@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from test_watch_webhook import serving
 
 from redelivery import cli
 from redelivery.base.clock import SystemClock
+from redelivery.cli.watch import is_told
 from redelivery.codes import Code
 from redelivery.deadletters.audit import AuditLog
 from redelivery.deadletters.queue import dead_letters
@@ -159,6 +161,20 @@ def test_bad_arguments_are_one_clear_line(
     assert said.count("\n") == 1
     assert "T0P" not in said
     assert ":pass" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "told"),
+    [
+        ("redelivery.watch.watcher", logging.INFO, True),
+        ("redelivery.watch.webhook", logging.ERROR, True),
+        ("redelivery.carrier.client", logging.INFO, False),
+        ("redelivery.registry", logging.WARNING, True),
+        ("a_client.connection", logging.ERROR, False),
+    ],
+)
+def test_clients_do_not_fill_the_log_of_a_broker_that_is_down(name: str, level: int, told: bool) -> None:
+    assert is_told(logging.LogRecord(name, level, "", 0, "", (), None)) == told
 
 
 # --- the file ---

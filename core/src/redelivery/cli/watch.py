@@ -106,4 +106,11 @@ def _run(arguments: argparse.Namespace) -> int:
 def _log_lines() -> None:
     lines = logging.StreamHandler()
     lines.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    lines.addFilter(is_told)
     logging.basicConfig(level=logging.INFO, handlers=[lines])
+
+
+def is_told(record: logging.LogRecord) -> bool:
+    """Whether a record of the log is shown: clients tell of a broker that is down at each look, the watch once."""
+    ours = record.name.partition(".")[0] == "redelivery"
+    return record.name.startswith("redelivery.watch") or (ours and record.levelno >= logging.WARNING)
