@@ -219,6 +219,21 @@ def test_masks_hide_in_bodies_headers_keys_reasons_and_whatever_form(opened: Ope
     assert "&#34;é&#34;: &#34;***&#34;" in texts[3]
 
 
+def test_a_mask_hides_what_is_cut_at_the_end_too(opened: Opened, url: str) -> None:
+    card = b"4111111111111111"
+    headers = (("long", b"x" * 4090 + card), ("binary", b"\xff" * 4090 + card))
+    context = replace(CONTEXT, reason="x " * 146 + card.decode() + " y" * 100)
+    bury(url, Message(id="one", value=b"-" * (256 * 1024 - 8) + card * 100, headers=headers), context=context)
+    bury(url, Message(id="two", value=b"\xff" * (16 * 1024 - 8) + card * 100))
+    browser = opened(masks=["[0-9]{16}"])
+    texts = [browser.settled("/places/orders"), browser.get("/places/orders/letters").text]
+    for each in letters(browser):
+        texts += [browser.get(f"{each}?as={form}").text for form in ("text", "hex")]
+    for text in texts:
+        assert "41111" not in text
+        assert card[:5].hex(" ") not in text
+
+
 @pytest.mark.parametrize("pattern", ["(", "(?=a)", "a*", "", "\ud800"])
 def test_a_mask_that_hides_nothing_or_everything_is_refused(opened: Opened, pattern: str) -> None:
     with pytest.raises(ConfigurationError, match="--mask"):

@@ -204,7 +204,7 @@ class Page:
             "age": lambda since_ms: showing.age(since_ms, time.time_ns() // 1_000_000),
             "moment": showing.moment,
             "bars": showing.bars,
-            "cut": showing.cut,
+            "cut": lambda text, most: showing.cut(self.mask(text), most),  # half of what is hidden is not shown
             "masked": self.mask,
             "TAKING": TAKING,
         }

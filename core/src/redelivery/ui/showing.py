@@ -23,6 +23,8 @@ SHOWN: Final = 256 * 1024
 SHOWN_HEX: Final = 16 * 1024
 #: Bytes of a header or key that are shown.
 SHOWN_HEADER: Final = 4096
+#: Bytes behind the end of what is shown in which masks still look: half of what they hide is not shown either.
+_MARGIN: Final = 4096
 #: Levels of JSON that are laid out; deeper JSON is shown as text.
 _DEEPEST: Final = 100
 _HIDDEN: Final = "***"
@@ -121,23 +123,23 @@ def forms(value: bytes | None, mask: Mask) -> Iterator[tuple[str, str]]:
     """Return the forms of a body that it has, the best one first: name and text."""
     if value is None:
         return
-    text = text_of(value[:SHOWN], cut=len(value) > SHOWN)
+    text = text_of(value[: SHOWN + _MARGIN], cut=len(value) > SHOWN + _MARGIN)
     if text is not None:
-        shown = mask(text)
+        shown = mask(text)[:SHOWN]
         laid = lay_out(shown) if len(value) <= SHOWN else None
         if laid is not None:
             yield "json", mask(laid)
         yield "text", shown
-    yield "hex", "\n".join(hex_rows(mask.of_bytes(value[:SHOWN_HEX])))
+    yield "hex", "\n".join(hex_rows(mask.of_bytes(value[: SHOWN_HEX + _MARGIN])[:SHOWN_HEX]))
 
 
 def short(value: bytes | None, mask: Mask, most: int = SHOWN_HEADER) -> str:
     """Return a header's value or a key as text, else in hexadecimal; of a long one the beginning."""
     if value is None:
         return "(null)"
-    cut = value[:most]
-    text = text_of(cut, cut=len(value) > most)
-    shown = mask.of_bytes(cut).hex(" ") if text is None else mask(text)
+    cut = value[: most + _MARGIN]
+    text = text_of(cut, cut=len(value) > len(cut))
+    shown = mask.of_bytes(cut)[:most].hex(" ") if text is None else mask(text)[:most]
     return shown + (f" … ({len(value):,} bytes)" if len(value) > most else "")
 
 

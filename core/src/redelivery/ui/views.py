@@ -126,7 +126,7 @@ def row(letter: Letter, parked: bool, *, slug: str, mask: Mask) -> Row:  # noqa:
         since_ms=dead_since_ms(letter),
         kind=showing.cut(context.kind or "-", 20),
         label=mask(showing.cut(context.label, 60)),
-        reason=mask(showing.cut(context.reason, 300)),
+        reason=showing.cut(mask(context.reason), 300),
         attempts=context.attempts_total,
         hops=context.hops,
         size=letter.message.size,
@@ -266,4 +266,4 @@ def _facts(letter: Letter, context: ErrorContext, mask: Mask) -> list[tuple[str,
         found.append((_TITLES.get(each.name, each.name.replace("_", " ")), value))
     found += [(f"extra: {showing.cut(name, 60)}", text) for name, text in list(context.extra.items())[:50]]
     found += [(f"column: {showing.cut(name, 60)}", value) for name, value in list(letter.message.extra.items())[:50]]
-    return [(mask(name), mask(str(value)[: showing.SHOWN_HEADER])) for name, value in found if value is not None]
+    return [(mask(name), mask(str(value))[: showing.SHOWN_HEADER]) for name, value in found if value is not None]
