@@ -212,11 +212,10 @@ class Membership:
             return {partition: refused for partition, _ in changed.values()}
         end = time.monotonic() + _COORDINATOR
         while time.monotonic() < end and not self._answered():
-            if self._has_enough():  # a poll would end at once, with one record
-                self._stop.wait(_ANSWER)
-                self.poll(0)
-            else:
-                self.poll(_SHORT_POLL)
+            enough = self._has_enough()  # then a poll ends at once, with one record
+            if enough and self._stop.wait(_ANSWER):
+                break
+            self.poll(0 if enough else _SHORT_POLL)
         answers: dict[Partition, BrokerError | None] | None = self._answers
         self._answers, self._committing = None, {}
         if answers is not None:
