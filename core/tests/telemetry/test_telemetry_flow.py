@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import subprocess
 import sys
@@ -41,9 +42,9 @@ def deliver(url: str, *messages: Message, **spec: object) -> None:
         delivery.finish()
 
 
-def handle(url: str, handler: Callable[[Message], object], **spec: object) -> Subscription:
+def handle(url: str, handler: Callable[[Message], object], *, workers: int = 1, **spec: object) -> Subscription:
     given = DeliverySpec(dead_letter_sink=(Sink(uri="native"),), backoff_delay=timedelta(0), **spec)  # type: ignore[arg-type]
-    found = Subscription(url, handler, name=f"telemetry-{next(NAMES)}", spec=given)
+    found = Subscription(url, handler, name=f"telemetry-{next(NAMES)}", spec=given, workers=workers)
     found.run(until_empty=True)
     return found
 
@@ -160,6 +161,24 @@ def test_a_terminal_nack_is_counted_apart_and_kip_298s_metrics_have_their_names(
     assert all(
         span.attributes and span.attributes["redelivery.outcome"] == "terminated" for span in recorded.spans("process")
     )
+
+
+def test_a_handlers_own_spans_are_children_of_its_process_span(recorded: Recorded, url: str) -> None:
+    tracer = recorded.tracers.get_tracer("mine")
+
+    async def slow(_: Message) -> None:
+        with tracer.start_as_current_span("mine"):
+            await asyncio.sleep(0.01)
+
+    def quick(_: Message) -> None:
+        tracer.start_span("mine").end()
+
+    for handler in (quick, slow):
+        deliver(url, message(handler.__name__), message(f"other {handler.__name__}", traced=False))
+        handle(url, handler, workers=2)
+    processes = {each.context.span_id for each in recorded.spans("process")}
+    assert len(processes) == 4
+    assert {each.parent.span_id for each in recorded.spans("mine") if each.parent} == processes
 
 
 def test_settling_is_one_span_for_many(recorded: Recorded, url: str) -> None:

@@ -6,9 +6,10 @@ their handlers, so there is no span for receiving (the conventions forbid it), b
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.contract.broker import Broker, Received
@@ -42,7 +43,15 @@ class HandlingObserver:
             for kind in ("process", "receive", "settle")
         )
         self._on_spans = {conventions.SUBSCRIPTION: name}
+        self._on_process = {**self._process, **self._on_spans}
         self._of = f" {broker.destination_name}" if broker.destination_name else ""
+        self._name = f"process{self._of}"
+        if self._tracer is not None:
+            from opentelemetry import context as contexts  # noqa: PLC0415 - only where there is an SDK
+            from opentelemetry import trace  # noqa: PLC0415 - see above
+
+            self._consumer, self._failed = trace.SpanKind.CONSUMER, trace.StatusCode.ERROR
+            self._with_span, self._attach, self.leave = trace.set_span_in_context, contexts.attach, contexts.detach
         self._consumed = self._processing = None
         self._duration = duration(telemetry)
         if telemetry.meter is not None:
@@ -68,65 +77,62 @@ class HandlingObserver:
             self._consumed.add(count, self._receive)
             self._duration.record(max(0.0, seconds), self._receive)
 
-    @contextlib.contextmanager
-    def process(self, received: Received, seen: Any) -> Iterator[None]:
-        """Record the handling of one message: enter it on the thread, or in the task, that handles it.
+    def process(self, received: Received, seen: Any) -> _Process:
+        """Return a context in which one message is handled: enter it on the thread, or in the task, that handles it.
 
         Args:
             received: the message under its lease.
             seen: gets the `traceparent` of the span as its attribute `span`, where it is recorded.
         """
-        span = self._span(received)
-        if span is None and self._processing is None:
-            yield
-            return
-        import time  # noqa: PLC0415 - not a clock of the engine: a span's own
+        return _Process(self, received, seen)
 
-        began = time.perf_counter()
-        error: BaseException | None = None
-        try:
-            if span is None:
-                yield
-            else:
-                from opentelemetry import trace  # noqa: PLC0415 - only where there is an SDK
-
-                if span.get_span_context().trace_flags.sampled:
-                    seen.span = context.written(span.get_span_context())
-                with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-                    yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            kind = None if error is None else _kind(error)
-            if self._processing is not None:
-                said = {} if kind is None else {conventions.ERROR_TYPE: kind}
-                self._processing.record(time.perf_counter() - began, {**self._process, **said})
-            if span is not None:
-                _end(span, error, kind)
-
-    def _span(self, received: Received) -> Span | None:
+    def begin(self, received: Received) -> Span | None:
+        """Begin the span of a message's handling; None where nothing records spans."""
         if self._tracer is None:
             return None
-        from opentelemetry import trace  # noqa: PLC0415 - only where there is an SDK
+        headers = received.message.headers
+        remote = context.of_headers(headers) if headers else None
+        if remote is None:
+            span = self._tracer.start_span(self._name, kind=self._consumer, attributes=self._on_process)
+        else:
+            span = self._tracer.start_span(
+                self._name,
+                remote.parent(),
+                kind=self._consumer,
+                attributes=self._on_process,
+                links=(remote.link("message"),) if remote.sampled else (),
+            )
+        if span.is_recording():
+            found: dict[str, Any] = {
+                conventions.ATTEMPT: received.attempt,
+                conventions.HOP: again.hops(headers) if headers else 0,
+            }
+            if received.message.id is not None:
+                found[conventions.MESSAGE_ID] = received.message.id
+            span.set_attributes(found)
+        return span
 
-        message = received.message
-        remote = context.of_headers(message.headers)
-        attributes = {
-            **self._process,
-            **self._on_spans,
-            conventions.ATTEMPT: received.attempt,
-            conventions.HOP: again.hops(message.headers),
-        }
-        if message.id is not None:
-            attributes[conventions.MESSAGE_ID] = message.id
-        return self._tracer.start_span(
-            f"process{self._of}",
-            None if remote is None else remote.parent(),
-            kind=trace.SpanKind.CONSUMER,
-            attributes=attributes,
-            links=() if remote is None else (remote.link("message"),),
-        )
+    def enter(self, span: Span) -> Any:
+        """Make a span the current one; return what `leave` takes."""
+        return self._attach(self._with_span(span))
+
+    def end(self, span: Span | None, seconds: float, error: BaseException | None) -> None:
+        """End the span of a message's handling, and record how long that took."""
+        kind = None if error is None else _kind(error)
+        if self._processing is not None:
+            of = self._process if kind is None else {**self._process, conventions.ERROR_TYPE: kind}
+            self._processing.record(seconds, of)
+        if span is None:
+            return
+        if error is None or kind is None:
+            span.set_attribute(conventions.OUTCOME, "accepted")
+        else:
+            span.set_attribute(conventions.OUTCOME, "terminated" if isinstance(error, TerminalNack) else "failed")
+            span.set_attribute(conventions.ERROR_TYPE, kind)
+            if isinstance(error, BrokerError):
+                span.set_attribute(conventions.CODE, kind)
+            span.set_status(self._failed, kind)
+        span.end()
 
     def settled(self, outcomes: Mapping[str, int], failures: int, *, seconds: float, ended_ms: int) -> None:
         """Record one call that settled messages.
@@ -172,15 +178,30 @@ def _kind(error: BaseException) -> str:
     return error_type(error) if isinstance(error, BrokerError) else type(error).__qualname__
 
 
-def _end(span: Span, error: BaseException | None, kind: str | None) -> None:
-    from opentelemetry import trace  # noqa: PLC0415 - only where there is an SDK
+class _Process:
+    """One run of a handler: its span is the current one inside."""
 
-    if error is None or kind is None:
-        span.set_attribute(conventions.OUTCOME, "accepted")
-    else:
-        span.set_attribute(conventions.OUTCOME, "terminated" if isinstance(error, TerminalNack) else "failed")
-        span.set_attribute(conventions.ERROR_TYPE, kind)
-        if isinstance(error, BrokerError) and error.code is not None:
-            span.set_attribute(conventions.CODE, str(error.code))
-        span.set_status(trace.StatusCode.ERROR, kind)
-    span.end()
+    __slots__ = ("_began", "_observer", "_received", "_seen", "_span", "_token")
+
+    def __init__(self, observer: HandlingObserver, received: Received, seen: Any) -> None:
+        self._observer = observer
+        self._received = received
+        self._seen = seen
+
+    def __enter__(self) -> None:
+        self._token = None
+        self._span = span = self._observer.begin(self._received)
+        if span is not None:
+            found = span.get_span_context()
+            if found.trace_flags.sampled:
+                self._seen.span = context.written(found)
+            self._token = self._observer.enter(span)
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._began
+        if self._token is not None:
+            self._observer.leave(self._token)
+        self._observer.end(self._span, seconds, error)
