@@ -50,6 +50,7 @@ LEFT = {
     "redelivery.deadletters.scan": "reading side by side is not simulated",
     "redelivery.sending.preflight": "what the driver asks before any task is not simulated",
     "redelivery.receiving.coroutines.queue": "an event loop is not simulated",
+    "redelivery.telemetry.current": "an SDK that exports; no world has one",
     "redelivery.telemetry.handling": "how long a handler takes, where an SDK records that",
     "redelivery.receiving.subscription.random_module": "an argument: the world gives its own",
 }

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -48,11 +49,19 @@ class Telemetry:
     providers: tuple[Any, ...]
 
     def flush(self, seconds: float = FLUSH) -> None:
-        """Export what is recorded, waiting at most so long for each signal. Never raises."""
+        """Export what is recorded, waiting at most so long. Never raises: telemetry must not fail a job."""
+        # On a thread of its own: not every processor keeps the timeout that it is given.
+        thread = threading.Thread(target=self._flush, args=(seconds,), name="redelivery-telemetry", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            log.warning("spans or metrics were not exported within %g s", seconds)
+
+    def _flush(self, seconds: float) -> None:
         for provider in self.providers:
             try:
                 getattr(provider, "force_flush", lambda _: None)(int(seconds * 1000))
-            except Exception as error:  # noqa: BLE001 - of an exporter, which must not fail a job
+            except Exception as error:  # noqa: BLE001 - of an exporter
                 log.warning("spans or metrics could not be exported: %s", type(error).__name__)
 
 

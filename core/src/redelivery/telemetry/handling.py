@@ -17,11 +17,13 @@ from redelivery.errors import BrokerError, TerminalNack
 from redelivery.formats.dialects import again
 from redelivery.telemetry import context, conventions
 from redelivery.telemetry.current import Telemetry, current
-from redelivery.telemetry.sends import attributes_of, duration, error_type
+from redelivery.telemetry.sends import attributes_of, duration, error_type, shown
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+#: The name of the outcome of most messages, as of `counted`.
+_ACCEPT: Final = "accept"
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 
@@ -108,7 +110,7 @@ class HandlingObserver:
                 conventions.HOP: again.hops(headers) if headers else 0,
             }
             if received.message.id is not None:
-                found[conventions.MESSAGE_ID] = received.message.id
+                found[conventions.MESSAGE_ID] = shown(received.message.id)
             span.set_attributes(found)
         return span
 
@@ -135,7 +137,7 @@ class HandlingObserver:
         span.end()
 
     def settled(self, outcomes: Mapping[str, int], failures: int, *, seconds: float, ended_ms: int) -> None:
-        """Record one call that settled messages.
+        """Record one call that settled messages. It has a span unless it only accepted: process spans say that already.
 
         Args:
             outcomes: how many of each outcome, by its name.
@@ -147,7 +149,7 @@ class HandlingObserver:
         said = {conventions.ERROR_TYPE: conventions.OTHER_ERROR} if failures == count else {}
         if self._duration is not None:
             self._duration.record(max(0.0, seconds), {**self._settle, **said})
-        if self._tracer is None:
+        if self._tracer is None or (not failures and outcomes.keys() == {_ACCEPT}):
             return
         from opentelemetry import trace  # noqa: PLC0415 - only where there is an SDK
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.contract.broker import Broker
+from redelivery.contract.context import whole_text
 from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
 from redelivery.telemetry import context, conventions
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The most links of a span, and the most spans of rows, per batch. The SDK keeps 128 links.
 MOST: Final = 100
+#: The longest id that is shown, in characters.
+_LONGEST_ID: Final = 256
 #: Failed rows whose headers are looked at, per batch.
 _LOOKED_AT: Final = 1000
 _MS: Final = 1_000_000
@@ -42,6 +45,11 @@ def attributes_of(broker: Broker) -> dict[str, Any]:
 def error_type(error: BrokerError) -> str:
     """Return the type of an error: its code, from the closed list."""
     return str(error.code)
+
+
+def shown(name: str) -> str:
+    """Return an id as an attribute. Anyone may have chosen it; half a character would make an exporter fail."""
+    return whole_text(name[:_LONGEST_ID])
 
 
 class SendObserver:
@@ -191,7 +199,7 @@ class SendObserver:
                 conventions.HOP: hops[row] if hops else 0,
             }
             if rows.id is not None and (name := rows.id.values[row]) is not None:
-                attributes[conventions.MESSAGE_ID] = name
+                attributes[conventions.MESSAGE_ID] = shown(name)
             span = self._tracer.start_span(
                 self._given_up,
                 remote.parent(),
