@@ -12,7 +12,7 @@ from typing import Any, Final
 from unittest import mock
 
 from redelivery import policy
-from redelivery.contract.broker import Accept, LetterBatch
+from redelivery.contract.broker import Accept, LetterBatch, Retry
 from redelivery.contract.message import Batch, Column, Message
 from redelivery.deadletters import operations
 from redelivery.deadletters.journal import Journal
@@ -20,6 +20,7 @@ from redelivery.deadletters.redrive import Transfer
 from redelivery.errors import Ambiguous, BrokerError
 from redelivery.formats.dialects import again
 from redelivery.policy import decisions
+from redelivery.policy.breaker import Circuit
 from redelivery.receiving.leases import LeasedMessage, Leases
 from redelivery.receiving.running import RunningSubscription
 from redelivery.sending import group as groups_of
@@ -171,6 +172,39 @@ def accepted_whatever_was_raised(
 _take_results = RunningSubscription._take_results
 
 
+def breaker_never_closes(self: Circuit, *, began: float) -> bool:
+    """An outage has no end."""
+    return self.since is None and _succeeded(self, began=began)
+
+
+_succeeded = Circuit.succeeded
+
+
+def permanent_errors_count(self: Circuit, error: BrokerError) -> bool:
+    """What is a message's own fault counts as an outage."""
+    return True
+
+
+def given_up_in_an_outage(self: RunningSubscription, leased: LeasedMessage, failed: BrokerError, now: float) -> bool:
+    """In an outage messages are settled as at any time."""
+    _is_outage(self, leased, failed, now)
+    leased.aside, leased.decided = False, True
+    return False
+
+
+_is_outage = RunningSubscription._is_outage
+
+
+def tries_counted(self: Leases, leased: LeasedMessage, failure: BrokerError | None = None) -> None:
+    """Each try in an outage is a retry."""
+    if failure is not None:
+        self.settle([(leased, Retry())])
+    _put_aside(self, leased, failure)
+
+
+_put_aside = Leases.put_aside
+
+
 # --- the redrive ---
 
 
@@ -286,6 +320,10 @@ MUTANTS: Final = (
     Mutant("subscription", (Leases, "lose"), lost_lease_ignored, (2, 7)),
     Mutant("subscription", (policy, "decide"), every_delivery_is_the_first, (7, 10)),
     Mutant("subscription", (RunningSubscription, "_take_results"), accepted_whatever_was_raised, (1, 5)),
+    Mutant("subscription", (Circuit, "succeeded"), breaker_never_closes, (5, 7)),
+    Mutant("subscription", (Circuit, "counts"), permanent_errors_count, (10,)),
+    Mutant("subscription", (RunningSubscription, "_is_outage"), given_up_in_an_outage, (8,)),
+    Mutant("subscription", (Leases, "put_aside"), tries_counted, (10,)),
     Mutant("redrive", (Transfer, "_account"), noted_after_the_removal, (3,)),
     Mutant("redrive", (Journal, "pending"), journal_not_read, (3,)),
     Mutant("redrive", (Journal, "sent"), never_noted, (3,)),

@@ -7,6 +7,7 @@ everything is quiet, and one more run handles what is left.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from redelivery.errors import (
 )
 from redelivery.formats import dialects
 from redelivery.policy.backoff import wait_before_retry
+from redelivery.policy.breaker import Breaker
 from redelivery.receiving.subscription import Subscription
 from redelivery_conformance.memory import DEAD_LETTERS
 from simulation import invariants
@@ -55,6 +57,8 @@ class Handling:
         accepted, terminated: how its lease ended.
         hoped: it was accepted, and neither a handler had returned nor a sink confirmed.
         lost: leases that were lost.
+        leased: how often each process has leased it.
+        refused: the process whose handler has refused it for good.
     """
 
     ran: int = 0
@@ -64,6 +68,8 @@ class Handling:
     terminated: bool = False
     hoped: bool = False
     lost: int = 0
+    leased: Counter[Process] = field(default_factory=Counter)
+    refused: Process | None = None
     under_way: set[Process] = field(default_factory=set)
 
 
@@ -89,6 +95,9 @@ class SubscriptionWorld(World):
         "the first sink fails, and the second one takes the letters",
         "the broker itself moves a message to its dead letters",
         "a message of another application is dead-lettered",
+        "an outage opens the breaker",
+        "an outage ends, and its messages are handled",
+        "poison is dead-lettered in an outage",
     )
 
     def __init__(self, choices: Choices) -> None:
@@ -117,7 +126,13 @@ class SubscriptionWorld(World):
             "workers": 1 + choices.below("workers", 3),
             "prefetch": choices.below("prefetch", 4),
             "lease": timedelta(seconds=pick("lease", (8.0, 3.0, 20.0))),
+            "breaker": pick("breaker", (None, Breaker(failures=2), Breaker(failures=3))),
         }
+        self.down_from = self.scheduler.now + pick("down after", (0.0, 2.0))
+        self.down_until = self.down_from + pick("down for", (0.0, 0.0, 5.0, 40.0))
+        self.down_again = pick("down at the end for", (0.0, 10.0))
+        self.flooded: set[str] = set()
+        self.returned = 0
         net.differs, net.leased, net.settled = self._differs, self._leased, self._settled
         self.handled: dict[str, Handling] = {}
         self.restarts = 0
@@ -148,6 +163,9 @@ class SubscriptionWorld(World):
         self.network.arrive(all_=True)
         self.scheduler.sleep(100.0)
         began = self.scheduler.now
+        self.down_from, self.down_until = began, began + self.down_again
+        for number in range(self.choices.below("late messages", 5)):
+            self._put(f"late{number}")
         failure = self._one(Process("consumer-last"))
         took = self.scheduler.now - began
         invariants.always(self.items())
@@ -195,9 +213,11 @@ class SubscriptionWorld(World):
     def _handle(self, process: Process, message: Message) -> None:
         name = self.named(message)
         handling = self.handled[name]
-        kind = HANDLERS[0 if self.network.quiet else self.choices.often("handler", len(HANDLERS) - 1, 0.5)]
-        if self.network.quiet and self.choices.happens("still raises", 0.2):
-            kind = "raises"
+        kind = self._kind()
+        self._look_at_breaker(kind)
+        if handling.refused is process and handling.leased[process] == 1:
+            handling.early = f"{name} is handled again, although its handler has refused it for good"
+        handling.refused = process if kind in {"nacks", "refuses"} else None
         handling.ran += 1
         handling.under_way.add(process)
         if handling.ran > 1:
@@ -214,13 +234,32 @@ class SubscriptionWorld(World):
                 self._terminate(process, message, name)
         finally:
             handling.under_way.discard(process)
-        if kind in {"raises", "slow and raises"}:
-            raise ValueError(name)
+        if kind in {"raises", "slow and raises", "down"}:
+            raise ConnectionError(name) if kind == "down" else ValueError(name)
         if kind == "nacks":
             raise TerminalNack("never")
         if kind == "refuses":
             raise Permanent("never")
         handling.returned += 1
+        self.returned += 1
+
+    def _kind(self) -> str:
+        """How the next handler treats its message."""
+        kind = HANDLERS[0 if self.network.quiet else self.choices.often("handler", len(HANDLERS) - 1, 0.5)]
+        if self.network.quiet and self.choices.happens("still raises", 0.2):
+            kind = "raises"
+        is_down = self.down_from <= self.scheduler.now < self.down_until
+        if is_down and kind not in {"nacks", "refuses"}:
+            kind = "down"
+        return kind
+
+    def _look_at_breaker(self, kind: str) -> None:
+        if self.subscription.outage is not None:
+            self.scheduler.reach("an outage opens the breaker")
+            if kind == "returns":
+                self.scheduler.reach("an outage ends, and its messages are handled")
+            elif kind in {"nacks", "refuses"}:
+                self.scheduler.reach("poison is dead-lettered in an outage")
 
     def _terminate(self, process: Process, message: Message, name: str) -> None:
         """Ask for the message to be given up, and wait for it, as a handler may."""
@@ -247,7 +286,9 @@ class SubscriptionWorld(World):
     # --- what the broker sees ---
 
     def _leased(self, process: Process, received: Received) -> None:
-        self.attempt[self.named(received.message)] = received.attempt
+        name = self.named(received.message)
+        self.attempt[name] = received.attempt
+        self.handled[name].leased[process] += 1
 
     def _settled(
         self, process: Process, received: Received, outcome: Outcome, answer: LeaseLost | BrokerError | None
@@ -329,7 +370,17 @@ class SubscriptionWorld(World):
         return book.ambiguous + max(0, self.handled[name].ran + self.attempt.get(name, 1) - 1)
 
     def _harmed(self, name: str, handling: Handling, letters: list[Message]) -> str:
-        return "" if not letters or handling.ran else "no handler has seen it"
+        if letters and not handling.ran:
+            return "no handler has seen it"
+        return self._flood() if name in self.flooded else ""
+
+    def _flood(self) -> str:
+        """What is wrong with the number of letters that an outage has made: some open the breaker, and no more."""
+        breaker = self.settings["breaker"]
+        most = 0 if breaker is None else (breaker.failures - 1) * (2 + self.restarts + self.returned)
+        if breaker is None or len(self.flooded) <= most:
+            return ""
+        return f"{len(self.flooded)} messages were given up in an outage, and {most} show that there is one"
 
     def _differs(self, queue: str, name: str, copy: Message) -> str:
         wrong = difference(self.originals[name], dialects.strip(copy))
@@ -341,6 +392,8 @@ class SubscriptionWorld(World):
         least = most if most == self.handled[name].retries + 1 else 1
         if not least <= (context.attempts or 0) <= most:
             return f"it tells of {context.attempts} attempts, and there were {most}"
+        if "ConnectionError" in context.reason:
+            self.flooded.add(name)
         if context.subscriber != "billing":
             return f"it says that {context.subscriber!r} gave it up"
         return ""

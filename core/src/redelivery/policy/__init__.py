@@ -1,6 +1,6 @@
 """What follows from an error, and when: pure functions, with the time and randomness as arguments."""
 
-from redelivery.policy.breaker import Breaker, Circuit, reason_of
+from redelivery.policy.breaker import Breaker, Circuit
 from redelivery.policy.decisions import (
     DEFAULT_TIMEOUT,
     GRACE,
@@ -40,7 +40,6 @@ __all__ = [
     "decide",
     "for_sink",
     "is_last",
-    "reason_of",
     "retries_that_do_not_fit",
     "wait_of",
     "worst_case_seconds",

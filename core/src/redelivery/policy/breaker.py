@@ -126,6 +126,10 @@ class Circuit:
         self._trial = self._failures
         return True
 
+    def counts(self, error: BrokerError) -> bool:
+        """Whether an error may be an outage's; other errors are the message's own."""
+        return not isinstance(error, Permanent | Unattributed | Fatal)
+
     def failed(self, error: BrokerError, message: Hashable, *, began: float, now: float, asked: float = 0.0) -> bool:
         """Record that a message could not be handled; return whether that opens the circuit.
 
@@ -136,15 +140,14 @@ class Circuit:
             now: monotonic seconds.
             asked: seconds for which what failed asks to be left alone.
         """
-        reason = reason_of(error)
-        if reason is None:
+        if not self.counts(error):
             return False
         if self.since is not None:
             if began >= self.since:
                 self.error = error
                 self._wait(now, asked)
             return False
-        failed = self._failed.setdefault(reason, set())
+        failed = self._failed.setdefault(reason_of(error), set())
         failed.add(message)
         if len(failed) < (max(_LEAST, self._failures // _TRIAL) if self._trial else self._failures):
             if len(self._failed) > _MOST_REASONS:
@@ -161,8 +164,6 @@ class Circuit:
         self._pause = min(2 * self._pause, self._longest)
 
 
-def reason_of(error: BrokerError) -> Reason | None:
-    """Return the reason by which failures of messages are compared; None: the message itself is at fault."""
-    if isinstance(error, Permanent | Unattributed | Fatal):
-        return None
+def reason_of(error: BrokerError) -> Reason:
+    """Return the reason by which failures of messages are compared."""
     return error.kind, error.code, error.native_code

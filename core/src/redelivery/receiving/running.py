@@ -312,7 +312,7 @@ class RunningSubscription:
         circuit = self.circuit
         if circuit is None:
             return False
-        if policy.reason_of(failed) is None:
+        if not circuit.counts(failed):
             if circuit.is_open:
                 circuit.learned_nothing(now)
             return False
