@@ -15,6 +15,7 @@ from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import BrokerError, ConfigurationError, LeaseLost, TerminalNack
 from redelivery.formats import dialects
+from redelivery.policy.breaker import Breaker
 from redelivery.receiving.subscription import Handler, Subscription
 from redelivery.sending.report import SubscriptionReport
 from redelivery_conformance.forking import KILLED, in_a_fork
@@ -89,6 +90,25 @@ class Subscribing(Statements):
             self._run(subject, _gives_up, spec)
         assert Taker(subject).one().message.value == b"v"
 
+    @broker_has("receive", "send", "dead_letter")
+    def test_an_outage_of_what_handles_them_keeps_messages_in_the_queue(self, subject: Subject) -> None:
+        """Receiving pauses, one message at a time is tried under its lease, and all go on when one is handled."""
+        subject.provision()
+        subject.deliver(*numbered(12))
+        tried: list[bytes | None] = []
+
+        def handler(message: Message) -> None:
+            tried.append(message.value)
+            if len(tried) <= 8:
+                raise ConnectionError("the bank is down")
+
+        breaker = Breaker(failures=3, pause=timedelta(milliseconds=20), pause_max=timedelta(milliseconds=50))
+        report = self._run(subject, handler, self._spec(), breaker=breaker)
+        assert report.outages == 1
+        assert (report.dead_lettered, report.accepted, report.lost) == (2, 10, 0)
+        assert report.received == 12, "a try takes no message from the broker again"
+        assert not subject.values()
+
     @broker_has("receive", "send", "extend")
     def test_a_slow_handler_keeps_its_message(self, subject: Subject) -> None:
         """Its lease is extended while the handler works, so no other receiver gets it."""
@@ -138,6 +158,7 @@ class Subscribing(Statements):
         *,
         lease: float = 30.0,
         dies: str | None = None,
+        breaker: Breaker | None = None,
     ) -> SubscriptionReport:
         @contextmanager
         def connection_factory(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
@@ -151,6 +172,7 @@ class Subscribing(Statements):
             spec=spec,
             options=subject.place.options,
             lease=timedelta(seconds=lease),
+            breaker=breaker,
             connection_factory=connection_factory,
         )
         return subscription.run(until_empty=True)
