@@ -15,6 +15,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
@@ -28,6 +29,7 @@ from redelivery.deadletters.queue import dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.errors import Ambiguous, JournalError, Retriable
 from redelivery.formats import dialects
+from redelivery.policy.waves import Waves
 from redelivery_conformance.memory import DEAD_LETTERS
 from simulation import invariants
 from simulation.broker import NOTHING, PLAIN, url_of
@@ -44,6 +46,8 @@ KINDS: Final = ("ours", "hop", "maybe delivered", "foreign", "poison", "targeted
 STAY: Final = frozenset({"poison", "targeted", "spent"})
 #: The forms in which a letter may be sent: as it was, or edited in one of two ways.
 FORMS: Final = (None, Patch(set_headers=(("edited", b"1"),)), Patch(set_headers=(("edited", b"2"),)))
+#: How a redrive goes, if not all at once.
+WAVES: Final = (None, None, None, Waves(sizes=(1, 2), stop_at=2, wait=timedelta(seconds=5)))
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only where it exists: a file system without a disk
 
 
@@ -55,6 +59,7 @@ class Operator:
         name: for the history.
         journal: the file; None: without one.
         limit: of letters.
+        waves: how the redrive goes; None: all at once.
         sent: letters that have arrived under this limit.
         unnoted: of those, letters that could not be noted, as the redrive was killed or the disk was full.
     """
@@ -62,6 +67,7 @@ class Operator:
     name: str
     journal: Path | None
     limit: int | None
+    waves: Waves | None
     sent: set[str] = field(default_factory=set)
     unnoted: set[str] = field(default_factory=set)
 
@@ -143,7 +149,7 @@ class RedriveWorld(World):
             # Another redrive with the same journal forgets the limit of one that was killed.
             alone = path is not None and not self.edits and not (shared and self.operators_count > 1)
             limit = self.choices.pick("limit", (None, None, 2, 3)) if alone else None
-            yield Operator(f"operator-{number + 1}", path, limit)
+            yield Operator(f"operator-{number + 1}", path, limit, self.choices.pick("waves", WAVES))
 
     def _bury(self, name: str) -> None:
         choices, net = self.choices, self.network
@@ -223,8 +229,9 @@ class RedriveWorld(World):
             max_returns=None,
             stop=lambda: stop and self.choices.happens("now", 0.2),
         )
+        waves = None if self.network.quiet else operator.waves
         with dead_letters(url_of(WORK), connection_factory=self.network.connected) as dlq:
-            report = dlq.redrive(journal=operator.journal, settings=settings, spec=self.spec, patch=patch)
+            report = dlq.redrive(journal=operator.journal, settings=settings, spec=self.spec, patch=patch, waves=waves)
         self.scheduler.note(f"done: {report.redriven} redriven, {report.resumed} resumed, {report.stopped or 'all'}")
         if report.resumed:
             self.scheduler.reach("a letter that was noted is removed, and not sent again")
