@@ -99,7 +99,7 @@ def test_equal_contexts_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     ('the value "never ends', "the value <*>"),
     ("amqp://user:secret@rabbit-3:5672/shop?heartbeat=30", "amqp://<*>/shop"),
     ("by alice@example.com", "by <*>"),
-    ("read /home/alice/in/part-00017.csv", "read /home/<*>/in/part-<*>.csv"),
+    ("read /tmp/alice/in/part-00017.csv", "read /tmp/<*>/in/part-<*>.csv"),
     ("C:\\Users\\alice\\x.txt is open", "C:\\Users\\<*>\\x.txt is open"),
     ("a\x00b\n\tc  d", "a b c d"),
     ("sig aGVsbG8gd29ybGQgdGhpcyBpcyBiYXNlNjQ= wrong", "sig <*> wrong"),

@@ -9,9 +9,15 @@ import pytest
 from buried import stored
 
 from redelivery.contract.letters import Wanted
+from redelivery.deadletters.groups import fingerprint
 from redelivery.deadletters.journal import Journal, parts_folder
+from redelivery.deadletters.queue import dead_letters
+from redelivery.deadletters.triage import key_of
 from redelivery.errors import ConfigurationError, JournalError
 from redelivery.registry import connect
+from redelivery.spark import letter_schema
+from redelivery.spark.letters_reader import LetterScan, Selected
+from redelivery.spark.options import read_read_options
 
 pytest.importorskip("redelivery_sqlite")
 
@@ -49,6 +55,39 @@ def test_a_selection_a_hop_limit_and_a_limit_hold_for_the_whole_job(spark, place
     assert len(place.sent) == len({name for name, _ in place.sent}) == 320
     with pytest.raises(ConfigurationError, match="did you mean"):
         place.redrive(spark, where="kidn=permanent")
+
+
+@pytest.mark.parametrize("mend", [None, lambda letters: letters], ids=["sent", "mended"])
+def test_parked_letters_stay(spark, place, tmp_path, mend):
+    place.bury(30)
+    place.bury(5, first=30, destination="sqlite:elsewhere")
+    triage = tmp_path / "triage.db"
+    with dead_letters(place.url, triage=triage) as letters:
+        found = {letter.message.id: letter for letter in letters}
+        letters.triage.park("letter", [key_of(found[each]) for each in ("n3", "n7")])
+        letters.triage.park("group", [fingerprint(found["n33"].context)])
+    report = place.redrive(spark, mend=mend, triage=triage)
+    assert (report.considered, report.redriven, report.left) == (35, 28, {"parked": 7})
+    assert sorted(name for name, _ in place.letters) == ["n3", "n30", "n31", "n32", "n33", "n34", "n7"]
+
+
+def test_letters_are_read_by_what_is_parked(place, tmp_path, monkeypatch):
+    """Without a session: what plans a read is a process of Spark's, with the user's own state folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place.bury(6)
+    with dead_letters(place.url) as letters:
+        letters.triage.park("letter", [key_of(letter) for letter in letters if letter.message.id in {"n1", "n4"}])
+        group = fingerprint(next(iter(letters)).context)
+    for where, names in ((f"group={group}\nparked=true", ["n1", "n4"]), ("parked=false", ["n0", "n2", "n3", "n5"])):
+        settings = read_read_options({"url": place.url, "deadLetters": "true", "where": where})
+        with connect(place.url) as broker:
+            columns = letter_schema.all_columns(broker.capabilities)
+        scan = LetterScan.of(settings, columns)
+        assert scan.wanted.columns is None
+        with scan.on_the_driver() as (_, stored_letters):
+            selected = Selected(settings, scan.now_ms, scan.parked)
+            (batch,) = stored_letters.read(*stored_letters.splits(scan.wanted), scan.wanted)
+            assert selected.of(batch).messages.id.values == names
 
 
 def test_what_an_earlier_run_has_sent_is_removed_and_not_sent_again(spark, place):

@@ -149,7 +149,9 @@ def _state(state: State) -> str:
 
 
 def _entry(entry: Entry) -> str:
-    details = ", ".join(f"{name}={value}" for name, value in entry.details.items() if value not in (None, "", {}, 0))
+    details = ", ".join(
+        f"{name}={value}" for name, value in entry.details.items() if value not in (None, "", {}, [], 0)
+    )
     outcome = "" if entry.outcome == "done" else f" {entry.outcome}"
     told = f": {details}" if details else ""
     return f"{entry.who}: {entry.action}{outcome}: {entry.selection}{told}"
