@@ -1,7 +1,8 @@
 """Results of a long run: `document` makes them, `results.json` keeps them, docs/simulation.md shows them (`page`).
 
-`python -m simulation.results FILE...` records a run, of which each part was written by `--json FILE`, and what the
-mutants and the model come to now. Without files it writes the document again.
+`python -m simulation.results FILE...` records runs, of which each part was written by `--json FILE`, and what the
+mutants and the model come to now. The tables are those of the commit whose part is named last. Without files it writes
+the document again.
 """
 
 from __future__ import annotations
@@ -123,14 +124,23 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
+def _line(run: Mapping[str, Any]) -> str:
+    failed = sum(len(each["failed"]) for each in run["worlds"].values())
+    figures = (run["first"], run["seeds"], run["steps"], run["seconds"], failed)
+    return f"| {run['commit']} | " + " | ".join(f"{each:,}" for each in figures) + " |"
+
+
 def page(recorded: Mapping[str, Any]) -> str:
     """Return the generated part of the document."""
-    failed = sum(len(each["failed"]) for each in recorded["worlds"].values())
+    runs = [*recorded["earlier"], recorded]
     lines = [
         BEGIN,
         "",
-        f"The recorded run: {recorded['seeds']:,} seeds from {recorded['first']:,} on, at commit {recorded['commit']}.",
-        f"Steps: {recorded['steps']:,}. Seconds: {recorded['seconds']:,}. Seeds that failed: {failed}.",
+        f"Recorded: {sum(each['seeds'] for each in runs):,} seeds. The tables show the last run.",
+        "",
+        "| commit | from seed | seeds | steps | seconds | failed |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(_line(each) for each in runs),
     ]
     for world, each in recorded["worlds"].items():
         lines += ["", f"| {world}: rare state | runs of {each['seeds']:,} |", "| --- | ---: |"]
@@ -169,9 +179,17 @@ def generated() -> str:
 
 
 def record(files: Sequence[str]) -> None:
-    """Record a run, the mutants and the model. Raises ValueError, AssertionError."""
+    """Record runs, the mutants and the model. Raises ValueError, AssertionError."""
     parts = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
-    RECORDED.write_text(json.dumps(summed(parts) | proofs(), indent=2) + "\n", encoding="utf-8")
+    RECORDED.write_text(json.dumps(last_of(parts) | proofs(), indent=2) + "\n", encoding="utf-8")
+
+
+def last_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the run of the last part's commit, with those of other commits as `earlier`. Raises ValueError."""
+    commits = list(dict.fromkeys(part["commit"] for part in (*parts, parts[-1])))
+    commits.sort(key=parts[-1]["commit"].__eq__)
+    *earlier, last = (summed([part for part in parts if part["commit"] == commit]) for commit in commits)
+    return {**last, "earlier": earlier}
 
 
 if __name__ == "__main__":

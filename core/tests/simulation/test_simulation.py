@@ -153,7 +153,8 @@ def test_the_document_shows_the_recorded_run() -> None:
     assert results.DOCUMENT.read_text(encoding="utf-8") == results.generated()
     recorded = json.loads(results.RECORDED.read_text(encoding="utf-8"))
     assert recorded["model"]["violations"] == 0
-    assert [world for world, each in recorded["worlds"].items() if each["failed"]] == []
+    runs = [*recorded["earlier"], recorded]
+    assert [world for run in runs for world, each in run["worlds"].items() if each["failed"]] == []
     assert {world: set(each["reached"]) for world, each in recorded["worlds"].items()} == {
         name: set(world.states) for name, world in WORLDS.items()
     }
@@ -176,6 +177,12 @@ def test_the_parts_of_a_run_are_summed() -> None:
         "failed": [1000, 1100],
         "reached": {"rare": 2, "never": 0},
     }
+
+
+def test_runs_of_several_commits_are_recorded_beside_each_other() -> None:
+    found = results.last_of([part(1000, 100), part(2000, 50, commit="b"), part(1100, 50)])
+    assert (found["commit"], found["seeds"]) == ("a", 600)
+    assert [(each["commit"], each["seeds"]) for each in found["earlier"]] == [("b", 200)]
 
 
 @pytest.mark.parametrize("other", [part(1100, 50, commit="b"), part(1101, 50), part(1050, 50), part(1000, 100)])
