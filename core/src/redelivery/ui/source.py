@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,15 @@ class Source:
         if self.subscription is None:
             return self.url
         return registry.subscription_url(self.url, self.subscription, registry.own_options(self.url, self.options))
+
+    @property
+    def shown_destination(self) -> str:
+        """The redacted URL of the destination."""
+        return redact(self.url)
+
+    def with_options_of(self, other: Source) -> Source:
+        """Return this place, opened with what another one's client needs too: its own options come first."""
+        return replace(self, options={**other.options, **self.options})
 
     def open(self) -> DeadLetterQueue:
         """Open its letters. Raises ConfigurationError, Unsupported, BrokerError."""
