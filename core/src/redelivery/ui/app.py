@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
@@ -45,6 +46,7 @@ def application(settings: Settings, port: int) -> tuple[ASGIApp, Page]:
         for shelf in page.shelves.values():
             shelf.begin()
         yield
+        await run_in_threadpool(operations.end, page)
 
     app = Starlette(
         routes=[*views.routes(page), *operations.routes(page), Mount("/static", StaticFiles(directory=_STATIC))],

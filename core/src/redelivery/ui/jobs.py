@@ -42,6 +42,8 @@ _OFTEN: Final = 0.5
 #: Letters that one call removes, and that one operation removes at most.
 _TOGETHER: Final = 5_000
 _REMOVED: Final = 1_000_000
+#: Letters that the audit log names.
+_NAMED: Final = 20
 #: Seconds that an ending page waits for letters in flight.
 _LEAVE: Final = 10.0
 
@@ -128,7 +130,9 @@ class Job:
             return replace(found, note="It runs in another process.")
         return replace(found, phase=INTERRUPTED)
 
-    def start(self, order: Order, found: Count, to: Source | None, who: str, *, resumes: Progress | None = None) -> None:
+    def start(
+        self, order: Order, found: Count, to: Source | None, who: str, *, resumes: Progress | None = None
+    ) -> None:
         """Begin an operation.
 
         Args:
@@ -235,7 +239,7 @@ class Job:
             return ""  # to count again would take them again; no more are sent than were confirmed
         now = count(order, dlq, url, stop=self._stop.is_set)
         if now.count > found.count:
-            return f"{found.count:,} letters were confirmed, and now they are {now.count:,}: nothing was done; look again"
+            return f"{found.count:,} letters were confirmed, and now there are {now.count:,}: nothing was done"
         if set(now.targets) - set(found.targets):
             return "some letters would go to another target than was confirmed: nothing was done; look again"
         return ""
@@ -256,9 +260,7 @@ class Job:
                 said = time.monotonic()
                 self._say(path)
 
-        settings = RedriveSettings(
-            limit=progress.count, rate=order.rate, stop=self._stop.is_set, on_progress=show
-        )
+        settings = RedriveSettings(limit=progress.count, rate=order.rate, stop=self._stop.is_set, on_progress=show)
         report = dlq.redrive(
             to=url,
             where=order.selection(),
@@ -307,10 +309,11 @@ class Job:
 def _meant(progress: Progress) -> str:
     """Return what was confirmed, for the audit log."""
     order = progress.order
-    said = [order.shown, f"{progress.count:,} confirmed"]
+    which = f"position {', '.join(list(order.letters)[:_NAMED])}" if order.letters else order.shown
+    said = [which, f"{progress.count:,} confirmed"]
     said += [f"{name} {value}" for name in ("rate", "patch") if (value := getattr(order, name))]
     said += [f"to {progress.to}"] if progress.to else []
-    said += ["resumed"] if progress.started else []
+    said += [f"{progress.before:,} of them before it was resumed"] if progress.before else []
     return ", ".join(said)
 
 
@@ -358,4 +361,3 @@ def _read(path: Path) -> Progress | None:
         return Progress(**{**said, "order": Order.of(said["order"])})
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-

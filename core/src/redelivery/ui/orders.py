@@ -185,9 +185,7 @@ def count(
     )
 
 
-def _removable(
-    order: Order, dlq: DeadLetterQueue, stop: Callable[[], bool], on_progress: Callable[[int], None]
-) -> int:
+def _removable(order: Order, dlq: DeadLetterQueue, stop: Callable[[], bool], on_progress: Callable[[int], None]) -> int:
     if order.action == "purge" and (depth := dlq.depth()) is not None:
         return depth
     found = 0

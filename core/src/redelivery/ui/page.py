@@ -27,6 +27,8 @@ from redelivery.errors import ConfigurationError, JournalError, RedeliveryError
 from redelivery.formats.specs import files
 from redelivery.ui import showing
 from redelivery.ui.background import Background, Run, State
+from redelivery.ui.jobs import Job
+from redelivery.ui.plans import Plans
 from redelivery.ui.reading import Held, Letters, hold, triage_of
 from redelivery.ui.safety import CSRF, FORM, SESSION, Session, one_line
 from redelivery.ui.showing import Mask
@@ -88,7 +90,10 @@ class Shelf:
 
     def __init__(self, source: Source, slots: threading.BoundedSemaphore) -> None:
         self.source = source
+        self.slots = slots
         self.lane = Lane(source.name)
+        self.plans = Plans()
+        self.job = Job(source, self._changed)
         background = partial(Background, seconds=LOOK, slots=slots)
         self.opened: Background[Capabilities] = background(f"{source.name}-open", self._capabilities)
         self.looks: Background[Look] = background(f"{source.name}-look", self._look)
@@ -126,6 +131,10 @@ class Shelf:
             return work(look.held)
         with self.source.open() as dlq:
             return work(dlq)
+
+    def _changed(self) -> None:
+        """Look again after an operation, where looking does not take."""
+        (self.depth if self.takes else self.looks).begin()
 
     def _capabilities(self, _run: Run) -> Capabilities:
         can = self.source.capabilities()

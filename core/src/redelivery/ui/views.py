@@ -104,6 +104,7 @@ class Row:
     """A letter in a list: its link, and its line. Texts are masked."""
 
     href: str
+    pick: str
     name: str
     since_ms: int | None
     kind: str
@@ -122,6 +123,7 @@ def row(letter: Letter, parked: bool, *, slug: str, mask: Mask) -> Row:  # noqa:
     context = letter.context or ErrorContext()
     return Row(
         href=letter_link(slug, letter),
+        pick=pick_of(letter),
         name=mask(showing.cut(letter.message.id or context.message_id or letter.position, 80)),
         since_ms=dead_since_ms(letter),
         kind=showing.cut(context.kind or "-", 20),
@@ -138,8 +140,13 @@ def row(letter: Letter, parked: bool, *, slug: str, mask: Mask) -> Row:  # noqa:
 
 def letter_link(slug: str, letter: Letter) -> str:
     """Return the path of a letter's page: its position, and what tells it from a later one there."""
+    return link("places", slug, "letters", *pick_of(letter).split("."))
+
+
+def pick_of(letter: Letter) -> str:
+    """Return what names a letter in a form: its position and its digest, as in its path."""
     at = base64.urlsafe_b64encode(letter.position.encode("utf-8", "surrogatepass")).decode().rstrip("=")
-    return link("places", slug, "letters", at or "-", digest(letter))
+    return f"{at or '-'}.{digest(letter)}"
 
 
 def position_of(at: str) -> str:
@@ -189,6 +196,7 @@ async def _letter(page: Page, request: Request) -> Response:
         letter=letter,
         context=context,
         here=letter_link(shelf.source.slug, letter),
+        pick=pick_of(letter),
         group=fingerprint(context),
         facts=_facts(letter, context, page.mask),
         headers=[(harmless(page.mask(key)), showing.short(value, page.mask)) for key, value in letter.message.headers],
