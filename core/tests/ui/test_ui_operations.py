@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,13 @@ def done(browser: Browser) -> str:
 
 
 def picks(browser: Browser, where: str = "") -> list[str]:
+    browser.settled("/")
     return re.findall(r'name="pick" value="([^"]+)"', browser.get(f"/places/orders/letters{where}").text)
+
+
+def letters(browser: Browser) -> list[str]:
+    browser.settled("/")
+    return re.findall(r'href="(/places/orders/letters/[^"?]+)"', browser.get("/places/orders/letters").text)
 
 
 def test_a_redrive_is_counted_then_confirmed_then_done(opened: Opened, url: str) -> None:
@@ -77,7 +84,7 @@ def test_a_redrive_is_counted_then_confirmed_then_done(opened: Opened, url: str)
     assert "<strong>3</strong> of 3 sent" in text
     assert ">done<" in text
     assert left(url) == ["late"]
-    assert [each.id for each in arrived(url)] == ["o-0", "o-1", "o-2"]
+    assert [str(each.id).partition("~")[0] for each in arrived(url)] == ["o-0", "o-1", "o-2"]
     history = browser.get("/places/orders/history").text
     assert "kind=permanent, 3 confirmed" in history
     assert "redriven: 3" in history
@@ -122,7 +129,7 @@ def test_two_who_confirm_at_once_and_a_double_click_are_one_operation(opened: Op
         each.join()
     assert {each.status_code for each in answers} == {303}
     done(browser)
-    assert [each.id for each in arrived(url)] == ["o-0", "o-1", "o-2", "o-3"]
+    assert [str(each.id).partition("~")[0] for each in arrived(url)] == ["o-0", "o-1", "o-2", "o-3"]
     assert [each.outcome for each in AuditLog().entries() if each.action == "redrive"] == ["done", "began"]
     assert confirm(browser, path, 4).status_code == 303  # much later: it was used
     assert len([each for each in AuditLog().entries() if each.action == "redrive"]) == 2
@@ -237,7 +244,7 @@ def test_it_is_cancelled_and_resumed(opened: Opened, url: str, slow: Slow) -> No
     text = done(browser)
     assert ">done<" in text
     assert "<strong>3</strong> of 3 sent" in text
-    assert sorted(str(each.id) for each in arrived(url)) == ["o-0", "o-1", "o-2"]
+    assert sorted(str(each.id).partition("~")[0] for each in arrived(url)) == ["o-0", "o-1", "o-2"]
 
 
 def test_after_a_kill_it_says_interrupted_and_goes_on(opened: Opened, url: str) -> None:
@@ -292,7 +299,7 @@ def test_an_edit_shows_its_diff_and_only_the_edited_one_is_sent(opened: Opened, 
     body = b'{ "airport": "XXX",  "fare": 12345678901234567890.10, "kept": [1, 2] }'
     bury(url, Message(id="o-1", value=body, key=b"k"), *messages(3, first=2))
     browser = opened(allow=frozenset({"edit"}))
-    letter = re.findall(r'href="(/places/orders/letters/[^"?]+)"', browser.get("/places/orders/letters").text)[0]
+    letter = letters(browser)[0]
     form = browser.get(f"{letter}/edit").text
     assert "12345678901234567890.10" in form
     new = '{"airport": "HAM", "fare": 12345678901234567890.10, "kept": [1, 2, 3]}'
@@ -326,7 +333,7 @@ def test_an_edit_shows_its_diff_and_only_the_edited_one_is_sent(opened: Opened, 
 def test_a_wrong_edit_is_one_line(opened: Opened, url: str, form: dict[str, str], said: str) -> None:
     bury(url, *messages(1))
     browser = opened(allow=ALL)
-    letter = re.findall(r'href="(/places/orders/letters/[^"?]+)"', browser.get("/places/orders/letters").text)[0]
+    letter = letters(browser)[0]
     answer = browser.submit(f"{letter}/edited", form)
     assert answer.status_code == 400
     assert said in answer.text
@@ -348,7 +355,7 @@ def test_a_patch_edits_a_selection(opened: Opened, url: str) -> None:
 def test_a_masked_body_is_not_edited_and_not_exported(opened: Opened, url: str) -> None:
     bury(url, Message(id="o-1", value=b'{"card": "4111-1111"}', headers=(("card", b"4111-1111"),)))
     browser = opened(allow=ALL, masks=["4111-[0-9]+"])
-    letter = re.findall(r'href="(/places/orders/letters/[^"?]+)"', browser.get("/places/orders/letters").text)[0]
+    letter = letters(browser)[0]
     form = browser.get(f"{letter}/edit").text
     assert "masked, so it cannot be edited" in form
     exported = browser.submit("/places/orders/export").text
@@ -405,13 +412,14 @@ def test_letters_go_to_another_place_of_the_page_and_to_no_url(opened: Opened, u
     assert "second: sqlite:" in browser.get(path).text
     confirm(browser, path, 1)
     done(browser)
-    assert [each.id for each in arrived(other)] == ["o-0"]
+    assert [str(each.id).partition("~")[0] for each in arrived(other)] == ["o-0"]
     assert arrived(url) == []
 
 
 def test_an_export_is_json_lines_as_an_attachment(opened: Opened, url: str) -> None:
     bury(url, *messages(300), Message(id="binary", value=b"\xff\x00"))
     browser = opened()
+    browser.settled("/")
     answer = browser.submit("/places/orders/export")
     assert answer.headers["content-disposition"] == 'attachment; filename="orders-letters.jsonl"'
     found = [json.loads(each) for each in answer.text.splitlines()]
@@ -467,3 +475,17 @@ def test_plans_are_forgotten(opened: Opened, url: str) -> None:
         browser.submit("/places/orders/plan/redrive")
     assert browser.get(first).status_code == 404
     assert confirm(browser, first, 1).status_code == 404
+
+
+def test_a_redrive_goes_in_waves(opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redelivery.policy.waves.WAIT", timedelta(0))
+    bury(url, *messages(3))
+    browser = opened(allow=ALL)
+    assert browser.submit("/places/orders/plan/redrive", {"waves": "x"}).status_code == 400
+    path = planned(browser, "redrive", waves="1,2")
+    assert "in waves of" in browser.get(path).text
+    confirm(browser, path, 3)
+    text = done(browser)
+    assert ">done<" in text
+    assert "<dt>wave</dt><dd>2;" in text
+    assert left(url) == []

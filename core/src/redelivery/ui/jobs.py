@@ -267,6 +267,7 @@ class Job:
             settings=settings,
             journal=journal,
             patch=order.edit(),
+            waves=order.in_waves(),
         )
         told.update(outcome(report))
         self._progress = replace(progress, report=outcome(report))
@@ -311,7 +312,7 @@ def _meant(progress: Progress) -> str:
     order = progress.order
     which = f"position {', '.join(list(order.letters)[:_NAMED])}" if order.letters else order.shown
     said = [which, f"{progress.count:,} confirmed"]
-    said += [f"{name} {value}" for name in ("rate", "patch") if (value := getattr(order, name))]
+    said += [f"{name} {value}" for name in ("rate", "waves", "patch") if (value := getattr(order, name))]
     said += [f"to {progress.to}"] if progress.to else []
     said += [f"{progress.before:,} of them before it was resumed"] if progress.before else []
     return ", ".join(said)

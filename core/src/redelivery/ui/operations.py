@@ -80,6 +80,7 @@ def _planning(action: str) -> Any:
             to=form.one("to") or None if action in {"redrive", "edit"} else None,
             limit=_whole(form, "limit") if action != "purge" else None,
             rate=_positive(form, "rate"),
+            waves=form.one("waves").strip() if action in {"redrive", "edit"} else "",
             patch=form.one("patch") if action == "edit" else "",
         )
         if action == "edit" and not order.patch.strip():

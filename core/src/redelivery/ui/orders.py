@@ -16,6 +16,7 @@ from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import INTERRUPTED, RedriveReport, RedriveSettings, digest
 from redelivery.deadletters.selection import Condition, Selection
 from redelivery.errors import ConfigurationError
+from redelivery.policy.waves import Waves
 
 #: What an order can be, and what of `--allow` it needs.
 ACTIONS: Final[Mapping[str, str]] = {"redrive": "redrive", "edit": "edit", "remove": "purge", "purge": "purge"}
@@ -34,6 +35,7 @@ class Order:
         to: name in the page's URLs of the place whose destination the letters go to; None: where they failed.
         limit: letters, at most.
         rate: letters a second, at most; None: as fast as it goes.
+        waves: sizes of waves, as `--waves`; empty: all in one go.
         patch: the edit as JSON, as in a file of `--patch`; empty: none.
     """
 
@@ -43,6 +45,7 @@ class Order:
     to: str | None = None
     limit: int | None = None
     rate: float | None = None
+    waves: str = ""
     patch: str = ""
 
     @classmethod
@@ -74,6 +77,7 @@ class Order:
         """Raises ConfigurationError: something in it is wrong, whatever letters there are."""
         self.selection()
         self.edit()
+        self.in_waves()
         RedriveSettings(limit=self.limit, rate=self.rate)
 
     def selection(self) -> Selection:
@@ -91,6 +95,10 @@ class Order:
         if not isinstance(form, Mapping):
             raise ConfigurationError("the patch is an object of JSON with body, headers or key")
         return Patch.read(form)
+
+    def in_waves(self) -> Waves | None:
+        """Return its waves. Raises ConfigurationError."""
+        return Waves.parse(self.waves) if self.waves else None
 
 
 def chosen(letters: Mapping[str, str]) -> Selection:
@@ -212,6 +220,7 @@ def outcome(report: RedriveReport) -> dict[str, Any]:
         "resumed": report.resumed,
         "returned": report.returned,
         "stopped": report.stopped,
+        "wave": report.wave,
     }
 
 

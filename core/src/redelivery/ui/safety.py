@@ -230,7 +230,13 @@ class Safety:
         if len(tokens) != 1 or not _same(tokens[0], self._session.csrf):
             raise Refused(403, "The form is from an earlier start of the page; load it again and repeat.")
 
+        given = False
+
         async def again() -> Message:
+            nonlocal given
+            if given:  # a streamed answer waits here for the browser to go away
+                return await receive()
+            given = True
             return {"type": "http.request", "body": b"", "more_body": False}
 
         return [(name, value) for name, value in form if name != CSRF], again
