@@ -180,6 +180,7 @@ class Served:
             command,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=state.parent,
             env={**os.environ, "XDG_STATE_HOME": str(state), "PYTHONUNBUFFERED": "1"},
         )
         assert self.process.stdout is not None

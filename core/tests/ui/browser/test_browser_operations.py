@@ -19,6 +19,8 @@ from .test_browser_reading import enter, orders, settle
 
 pytestmark = pytest.mark.browser
 
+#: The place `orders`, as of the folder in which the page is started: a picture shows no path of a machine.
+NAMED = {"orders": "sqlite:q.db?queue=orders"}
 ALL = ("--allow", "redrive,edit,park,purge")
 
 
@@ -35,7 +37,7 @@ def to_all_letters(browser: Screen) -> None:
 
 def test_a_redrive_from_dry_run_to_done(browser: Screen, serve: Serve, url: str, picture: Picture) -> None:
     bury(url, *orders(3))
-    enter(browser, serve(*ALL))
+    enter(browser, serve(*ALL, places=["orders"], named=NAMED))
     to_all_letters(browser)
     browser.press("Send back")
     browser.reads("3 letters would be sent")
@@ -89,7 +91,7 @@ def test_cancel_kill_and_resume(browser: Screen, serve: Serve, url: str) -> None
 
 def test_an_edit_with_its_diff_and_a_parked_letter(browser: Screen, serve: Serve, url: str, picture: Picture) -> None:
     bury(url, Message(id="flight-7", value=b'{"airport": "XXX", "fare": 120.50}', key=b"k"), *orders(2))
-    enter(browser, serve(*ALL))
+    enter(browser, serve(*ALL, places=["orders"], named=NAMED))
     to_all_letters(browser)
     browser.follow("flight-7")
     browser.follow("Edit")
