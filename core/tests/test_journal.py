@@ -41,6 +41,25 @@ def test_it_is_durable_and_unlocked_when_its_process_is_killed(tmp_path: Path) -
         assert journal.pending() == {"1": "a"}
 
 
+def test_the_journal_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with Journal(path, PLACE) as journal:
+        journal.began("one")
+        journal.sent({"1": "a"})
+    with sqlite3.connect(path) as file:  # it kept no waves
+        file.execute("ALTER TABLE unfinished DROP COLUMN wave")
+    file.close()
+    with Journal(path, PLACE) as journal:
+        assert journal.pending() == {"1": "a"}
+        assert journal.began("one") == 1
+        assert journal.wave() is None
+        journal.note_wave("w")
+    with Journal(path, PLACE) as journal:
+        assert journal.wave() == "w"
+        assert journal.began("another") == 0
+        assert journal.wave() is None
+
+
 def test_two_redrives_of_one_place_at_once_are_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "l", PLACE), pytest.raises(JournalError, match="another redrive of this place"):
         Journal(tmp_path / "l", PLACE)

@@ -108,6 +108,8 @@ class Journal:
         run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL, sent INTEGER NOT NULL)")
         run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
         run("CREATE TABLE IF NOT EXISTS unfinished (redrive TEXT NOT NULL, began INTEGER NOT NULL, wave TEXT)")
+        if "wave" not in {name for _, name, *_ in run("PRAGMA table_info(unfinished)")}:
+            run("ALTER TABLE unfinished ADD COLUMN wave TEXT")  # an earlier version made the file
         run("CREATE TABLE IF NOT EXISTS absorbed (part TEXT PRIMARY KEY) WITHOUT ROWID")
         # Letters of the request in flight, as one text: a row for each would cost ten times as much.
         run("CREATE TABLE IF NOT EXISTS sending (form TEXT NOT NULL, letters TEXT NOT NULL)")
