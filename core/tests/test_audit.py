@@ -59,6 +59,22 @@ def test_a_line_that_a_kill_has_cut_harms_no_other(log: AuditLog) -> None:
     assert log.entries() == []
 
 
+def test_a_line_of_another_form_is_no_entry(log: AuditLog) -> None:
+    log.record("park", "sqlite:a")
+    whole = json.loads(log.path.read_text())
+    with log.path.open("a") as file:
+        for wrong in (
+            {"details": None},
+            {"details": []},
+            {"at_ms": "now"},
+            {"at_ms": True},
+            {"place": 5},
+            {"who": None},
+        ):
+            file.write(json.dumps({**whole, **wrong}) + "\n")
+    assert [entry.action for entry in log.entries()] == ["park"]
+
+
 def test_what_cannot_be_noted_is_not_done(log: AuditLog) -> None:
     log.path.parent.mkdir()
     log.path.mkdir()

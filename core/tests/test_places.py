@@ -66,6 +66,22 @@ def test_a_file_says_all_of_a_place(here: Path) -> None:
     assert (list(found), found.path, found.watch) == (["orders", "bills-eu.1"], path, {"interval": 30})
 
 
+def test_a_folder_that_is_not_ours_to_look_into_has_no_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root's own folder has none for a service that was started there."""
+    written(here, "")
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert places.find() is None
+
+
+def test_a_current_folder_that_is_gone_has_no_file(here: Path) -> None:
+    here.rmdir()
+    assert places.find() is None
+
+
 def test_it_is_found_in_the_folder_or_above_it(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     above = written(tmp_path, "")
     assert places.find() == above

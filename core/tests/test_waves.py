@@ -21,6 +21,7 @@ from test_deadletters import CONTEXT, DeadLetterSetup, letter
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Letter, Limits
+from redelivery.contract.capabilities import Support
 from redelivery.deadletters.journal import Journal, default_path
 from redelivery.deadletters.queue import dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
@@ -187,6 +188,17 @@ def test_what_is_refused_counts_and_is_sent_once() -> None:
         report = dlq.redrive(waves=Waves(sizes=(4,), stop_at=2, wait=SOON))
     assert (report.failed, len(here.place.letters)) == (2, 2)
     assert "0 came back and 2 were refused" in (report.stopped or "")
+
+
+def test_too_many_refusals_end_a_wave_also_where_a_place_shows_its_first_letters_only() -> None:
+    here = setup(40)
+    here.work.script = {f"n{at}~1": ["permanent"] for at in range(0, 40, 2)}
+    object.__setattr__(here.work.capabilities, "browse", Support.LOWER_BOUND)
+    here.place.browse = lambda: iter(list(here.place.letters[:20]))  # type: ignore[method-assign]
+    with here.dlq() as dlq:
+        report = dlq.redrive(waves=Waves(sizes=(40,), stop_at=2, wait=SOON))
+    assert (report.redriven, report.failed) == (10, 10), "the first look's"
+    assert "wave 1: of 20 letters" in (report.stopped or "")
 
 
 def test_a_limit_ends_the_waves_and_what_comes_back_is_still_waited_for() -> None:

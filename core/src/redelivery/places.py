@@ -114,11 +114,22 @@ def find(start: Path | None = None) -> Path | None:
     told = os.environ.get(VARIABLE)
     if told:
         return Path(told)
-    folder = (start or Path.cwd()).absolute()
-    path = next((each / FILE for each in (folder, *folder.parents) if (each / FILE).is_file()), None)
+    try:
+        folder = (start or Path.cwd()).absolute()
+    except FileNotFoundError:  # the current folder is removed
+        return None
+    path = next((each / FILE for each in (folder, *folder.parents) if _is_there(each / FILE)), None)
     if path is not None and hasattr(os, "geteuid") and path.stat().st_uid not in {0, os.geteuid()}:
         raise ConfigurationError(f"{path} belongs to another user; if it is meant, name it with --config")
     return path
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there. A folder above the current one may not be ours to look into."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
 
 
 def read(path: Path) -> Places:

@@ -72,6 +72,17 @@ def test_a_hostile_state_is_dropped() -> None:
         assert found.span_context().trace_id == int(TRACE, 16)
 
 
+@pytest.mark.parametrize(
+    "state", [b"\x1b[31m=1", b"a=b=c", b"x" * 400, b"A=1", ", ".join(f"k{n}=v" for n in range(40)).encode()]
+)
+def test_a_state_of_no_known_form_is_no_line_of_the_log(state: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """OpenTelemetry's API would write one for each message, with the text of whoever sent it."""
+    found = context.of_headers((("traceparent", GOOD.encode()), ("tracestate", state)))
+    assert found is not None
+    assert len(found.span_context().trace_state) == 0
+    assert caplog.records == []
+
+
 def test_only_recorded_contexts_of_rows_count_and_only_so_many() -> None:
     good, off = (("traceparent", GOOD.encode()),), (("traceparent", GOOD[:-1].encode() + b"0"),)
     assert list(context.of_rows([good, (), off, good, good], range(5), 2)) == [0, 3]

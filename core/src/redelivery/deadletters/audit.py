@@ -31,6 +31,7 @@ FAILED: Final = "failed"
 _LONGEST: Final = 4000
 #: How much of the end of the log is read, at most. Bytes.
 _READ: Final = 16 * 1024 * 1024
+_TEXTS: Final = ("who", "host", "operation", "action", "place", "selection", "outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +181,14 @@ class AuditLog:
 def _entry(line: bytes) -> Entry | None:
     """Return what a line says; None where it is not one of ours, or was cut."""
     try:
-        return Entry(**json.loads(line))
+        found = Entry(**json.loads(line))
     except (ValueError, TypeError, RecursionError):
         return None
+    texts = (getattr(found, each) for each in _TEXTS)
+    whole = (
+        type(found.at_ms) is int and isinstance(found.details, dict) and all(isinstance(each, str) for each in texts)
+    )
+    return found if whole else None
 
 
 def _plain(value: Any) -> Any:

@@ -359,7 +359,7 @@ class Transfer:
             if self._limit == 0 and self._settings.limit is not None:
                 self.report.stopped = limit_reached(self._settings.limit, self._before)
             # Letters behind those that are gone are visible now.
-            if self._waves is not None and not self._waves.room:
+            if self._waves is not None and (not self._waves.room or self._waves.is_harmful):
                 break
             again = self._partial and not self.report.stopped and self.report.removed + self.report.resumed > gone
 

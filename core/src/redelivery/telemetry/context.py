@@ -19,6 +19,12 @@ _NAMES: Final = frozenset(
 )
 #: Any version, as a reader must accept later ones; ids of zeros are not valid.
 _FORM: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+#: A member of a `tracestate`. OpenTelemetry's API would log each message that has another one, with its text.
+_MEMBER: Final = re.compile(
+    r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+_MOST_MEMBERS: Final = 32
 _SAMPLED: Final = 1
 #: The longest `traceparent` and `tracestate` that are read, in bytes.
 _LONGEST: Final = 512
@@ -102,7 +108,11 @@ def written(context: SpanContext) -> str:
 def _state(headers: Iterable[Header], name: str) -> str:
     values = [_text(value) for each, value in headers if value is not None and each.lower() == name]
     state = ",".join(values)
-    return state if len(state) <= _LONGEST else ""
+    if not state or len(state) > _LONGEST:
+        return ""
+    members = [stripped for each in state.split(",") if (stripped := each.strip(" \t"))]
+    sound = len(members) <= _MOST_MEMBERS and all(map(_MEMBER.fullmatch, members))
+    return state if sound else ""
 
 
 def _text(value: bytes) -> str:
