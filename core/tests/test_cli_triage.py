@@ -183,3 +183,35 @@ def test_a_triage_may_lie_elsewhere(url: str, tmp_path: Path, capsys: pytest.Cap
     assert "would be sent" in run(capsys, "redrive", url, "--dry-run")[1]
     assert "5  stay: parked" in run(capsys, "redrive", url, *there)[1]
     assert len(lying(url)) == 5
+
+
+def test_a_user_without_a_home_folder_sees_what_there_is(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container that runs as a number: nothing can be parked there."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    bury(url, ErrorContext(reason="no", kind="permanent"), "n0", "n1")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert run(capsys, "stats", url, "--by", "fingerprint")[0] == 0
+    assert run(capsys, "list", url, "--where", "parked=false")[0] == 0
+    assert run(capsys, "park", url, "--id", "n0")[0] != 0
+
+
+def test_a_folder_that_cannot_be_looked_into_is_one_clear_line(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bury(url, ErrorContext(reason="no", kind="permanent"), "n0", "n1")
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    status, _, error = run(capsys, "stats", url)
+    assert status != 0
+    assert "triage" in error
+    assert "Permission denied" in error
+    assert "output" not in error

@@ -16,8 +16,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from redelivery.errors import ToleranceExceeded
 from redelivery.sending.report import DeliveryReport, DestinationReport
-from redelivery.spark import lineage
+from redelivery.spark import job, lineage
 from redelivery.spark.lineage import Write, dataset, emit, run_id
 from redelivery.spark.listener import DeliveryListener
 
@@ -74,6 +75,24 @@ def write(tmp_path: Path, **settings: str) -> Write:
         unused: DestinationReport(),
     }
     return Write(url=url, report=report, started=time.time() - 5, settings=settings)
+
+
+def test_a_write_that_fails_by_its_limits_is_not_told_as_complete(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ToleranceExceeded("too many")
+
+    told = write(tmp_path)
+    settings = SimpleNamespace(redelivered=None, report_path=None, url=told.url, client={}, spec=None)
+    done = SimpleNamespace(settings=settings, run=RUN, started=told.started)
+    monkeypatch.setattr(job, "settle_job", refuse)
+    with pytest.raises(ToleranceExceeded):
+        job.finish(done, [told.report], speculation=False)  # type: ignore[arg-type]
+    assert receiver.events == []
+    monkeypatch.setattr(job, "settle_job", lambda *_, **__: None)
+    job.finish(done, [told.report], speculation=False)  # type: ignore[arg-type]
+    assert [each["eventType"] for each in receiver.events] == ["START", "COMPLETE"]
 
 
 def test_destination_and_dead_letter_place_are_outputs_with_their_rows(receiver: Receiver, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def _stats(arguments: argparse.Namespace) -> int:
             where,
             threads=arguments.threads,
             groups=NAMES if FINGERPRINT in by else 0,
-            triage=dlq.triage,
+            triage=dlq,
             on_progress=progress,
         )
     if not found.count and arguments.id:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from redelivery.base.secrets import redact
 from redelivery.contract.context import ErrorContext, sound
@@ -22,7 +22,7 @@ from redelivery.formats.rows import size_of
 
 if TYPE_CHECKING:
     from redelivery.deadletters.queue import DeadLetterQueue
-    from redelivery.deadletters.triage import Triage
+    from redelivery.deadletters.triage import Parked
 
 #: And by this: how long ago they were dead-lettered.
 AGE: Final = "age"
@@ -147,6 +147,13 @@ class Summary:
         return self.by["code"]
 
 
+class KnowsParked(Protocol):
+    """What is parked at a place: its triage, or the queue itself."""
+
+    def parked(self) -> Parked:
+        """Return what is parked now. Raises JournalError."""
+
+
 def summarise(
     dlq: DeadLetterQueue,
     where: Selection | None = None,
@@ -154,7 +161,7 @@ def summarise(
     threads: int = 1,
     groups: int = NAMES,
     bins: int = 60,
-    triage: Triage | None = None,
+    triage: KnowsParked | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Summary:
@@ -166,7 +173,7 @@ def summarise(
         threads: how many read side by side, where the broker allows it.
         groups: the most groups that are returned; 0: letters are not grouped, which is faster.
         bins: the most bins of `Summary.arrivals`.
-        triage: of the place: parked letters are counted.
+        triage: of the place, or `dlq` itself: parked letters are counted.
         stop: called after each batch; True ends it, and what was counted so far is returned.
         on_progress: called with the number of letters counted so far.
 
@@ -203,7 +210,7 @@ class _Some:
 class _Look:
     """Counts a batch."""
 
-    def __init__(self, now_ms: int, *, grouped: bool, triage: Triage | None) -> None:
+    def __init__(self, now_ms: int, *, grouped: bool, triage: KnowsParked | None) -> None:
         self._now_ms = now_ms
         self._fields = tuple(dict.fromkeys((*_FIELDS, *grouping.FIELDS))) if grouped else _FIELDS
         self._grouped = grouped

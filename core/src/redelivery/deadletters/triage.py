@@ -18,6 +18,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -53,6 +54,14 @@ def default_path(source: str) -> Path:
     """Return the default path of a place's triage: beside its journal. Raises as `journal.default_path`."""
     journal = journal_path(source)
     return journal.with_name(f"triage-{journal.stem.partition('-')[2]}.db")
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a triage at a path. Raises JournalError: its folder cannot be looked into."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise JournalError(f"the triage {str(path)!r} cannot be opened: {error.strerror}") from error
 
 
 def this_user() -> str:
@@ -113,10 +122,16 @@ class Parked:
         if self.groups:
             found.update(row for row, each in enumerate(fingerprints(batch)) if each in self.groups)
         if self.letters:
-            digests = {each[:_DIGEST] for each in self.letters}
+            digests = _digests(self.letters)
             near = ((row, each) for row, each in enumerate(digests_of(batch)) if each in digests)
             found.update(row for row, each in near if each + _source(batch, row) in self.letters)
         return sorted(found)
+
+
+@lru_cache(maxsize=4)
+def _digests(letters: frozenset[str]) -> frozenset[str]:
+    """Return the parts of keys that messages alone decide. Asked for each batch, and as large as what is parked."""
+    return frozenset(each[:_DIGEST] for each in letters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +198,7 @@ class Triage:
         self._lock = threading.RLock()
         self._seen: int | None = None
         self._parked = Parked()
-        if path.exists():
+        if exists(path):
             self._open()
 
     def park(
@@ -219,7 +234,7 @@ class Triage:
         """Return what is parked now. The file is read only where it has changed. Raises JournalError."""
         with self._lock:
             if self._file is None:
-                if not self.path.exists():
+                if not exists(self.path):
                     return Parked()
                 self._open()
             with self._reading() as file:
@@ -288,7 +303,7 @@ class Triage:
     def _rows(self, asked: str, arguments: Sequence[object]) -> list[Any]:
         with self._lock:
             if self._file is None:
-                if not self.path.exists():
+                if not exists(self.path):
                     return []
                 self._open()
             with self._reading() as file:

@@ -283,6 +283,7 @@ def finish(
     if job.settings.report_path:
         _write({**(about or {}), **report.to_dict()}, report_file(Path(job.settings.report_path), report.run))
     observing.count(report, job.settings.url, job.settings.client)
+    settle_job(job.settings.spec, parts, run=job.run, seconds=seconds)
     lineage.emit(
         lineage.Write(
             url=job.settings.url,
@@ -293,7 +294,6 @@ def finish(
             settings=spark or {},
         )
     )
-    settle_job(job.settings.spec, parts, run=job.run, seconds=seconds)
     return report
 
 

@@ -20,7 +20,7 @@ from redelivery.codes import Code, code_of
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.summary import Summary, summarise
-from redelivery.deadletters.triage import Triage, default_path
+from redelivery.deadletters.triage import Triage, default_path, exists
 from redelivery.errors import BrokerError, ConfigurationError, JournalError, RedeliveryError
 from redelivery.watch.rules import SeenGroup, Snapshot
 
@@ -282,7 +282,7 @@ class Looker:
         """Return what is parked at this place; nothing, where that cannot be read."""
         try:
             path = default_path(place)
-            return opened.enter_context(Triage(path, place)) if path.exists() else None
+            return opened.enter_context(Triage(path, place)) if exists(path) else None
         except (JournalError, ConfigurationError) as error:
             log.warning("watch: %s: parked letters count like others: %s", self._place.label, error)
             return None
