@@ -190,6 +190,14 @@ def test_deep_json_is_text(opened: Opened, url: str) -> None:
     assert "1E400" in browser.get(numbers).text
 
 
+def test_json_that_is_a_hundred_times_as_long_when_it_is_laid_out_is_text(opened: Opened, url: str) -> None:
+    bury(url, Message(id="deep", value=b"[" * 99 + b",".join([b"1"] * 120_000) + b"]" * 99))
+    browser = opened()
+    browser.settled("/")
+    (letter,) = letters(browser)
+    assert len(browser.get(letter).content) < 1_000_000
+
+
 def test_a_null_body_and_an_empty_one_are_told_apart(opened: Opened, url: str) -> None:
     bury(url, Message(id="null", value=None), Message(id="empty", value=b""))
     browser = opened()

@@ -46,7 +46,7 @@ def serve(settings: Settings, *, port: int = 0, browser: bool = True, say: Calla
         number = int(bound.getsockname()[1])
         app, page = application(settings, number)
         start = f"http://{ADDRESS}:{number}{START}?token={page.session.token}"
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # anybody here can have it warn of their requests
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

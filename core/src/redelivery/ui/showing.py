@@ -27,6 +27,8 @@ SHOWN_HEADER: Final = 4096
 _MARGIN: Final = 4096
 #: Levels of JSON that are laid out; deeper JSON is shown as text.
 _DEEPEST: Final = 100
+#: Blanks before its lines, at most: a list of digits deep inside would be a hundred times as long as its bytes.
+_BLANKS: Final = 1024 * 1024
 _HIDDEN: Final = "***"
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 _OPENING: Final = ("{", "[")
@@ -83,7 +85,10 @@ class Mask:
 
 
 def lay_out(text: str) -> str | None:
-    """Return JSON with a line for each member, its numbers and repeated names as they are; None: it is not JSON."""
+    """Return JSON with a line for each member, its numbers and repeated names as they are.
+
+    None: it is not JSON, or is too deep or too long to be laid out.
+    """
     if text.lstrip()[:1] not in _OPENING:
         return None
     try:
@@ -91,13 +96,18 @@ def lay_out(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     out: list[str] = []
-    depth = 0
+    depth = blanks = 0
     parts = _TOKEN.findall(text)
     for at, part in enumerate(parts):
         if part in _OPENING:
             depth += 1
             if depth > _DEEPEST:
                 return None
+        if part in _OPENING or part == ",":
+            blanks += 2 * depth
+            if blanks > _BLANKS:
+                return None
+        if part in _OPENING:
             out.append(part if parts[at + 1] in _CLOSING else f"{part}\n{'  ' * depth}")
         elif part in _CLOSING:
             depth -= 1
