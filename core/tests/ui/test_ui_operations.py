@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
+import time
 from dataclasses import asdict, replace
 from datetime import timedelta
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,12 @@ from redelivery.contract.message import Message
 from redelivery.deadletters.audit import AuditLog
 from redelivery.deadletters.journal import Journal, default_path
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
+from redelivery.deadletters.selection import Selection
+from redelivery.errors import JournalError
 from redelivery.registry import connect
-from redelivery.ui import jobs
+from redelivery.ui import exporting, jobs
+from redelivery.ui.exporting import Export
+from redelivery.ui.showing import Mask
 from redelivery.ui.source import Source
 
 ALL = frozenset({"redrive", "edit", "park", "purge"})
@@ -258,14 +265,17 @@ def test_after_a_kill_it_says_interrupted_and_goes_on(opened: Opened, url: str) 
     state, path = job.state, job._path()
     assert state is not None
     assert path is not None
-    said = {**asdict(state), "phase": "running", "count": 5, "ended_ms": None, "report": {"redriven": 2}}
-    path.write_text(json.dumps(said), encoding="utf-8")  # as a killed page leaves it
+    said = {**asdict(state), "phase": "running", "count": 5, "ended_ms": None, "report": {"redriven": 1}}
+    path.write_text(json.dumps(said), encoding="utf-8")  # as a killed page leaves it: the journal knows more
     again = opened(allow=ALL)
     text = again.get("/places/orders/operation").text
     assert ">interrupted<" in text
+    assert "at least <strong>1</strong> of 5" in text
     assert "An operation here has not ended" in again.get("/places/orders").text
     again.submit("/places/orders/operation/resume", {"operation": state.name})
-    assert ">done<" in done(again)
+    text = done(again)
+    assert ">done<" in text
+    assert "<strong>5</strong> of 5 sent" in text
     assert left(url) == []
     assert path.stat().st_mode & 0o077 == 0
 
@@ -317,6 +327,33 @@ def test_an_edit_shows_its_diff_and_only_the_edited_one_is_sent(opened: Opened, 
     assert sent.key == b"n"
     assert dict(sent.headers)["mended"] == b"by hand"
     assert left(url) == ["o-2"]
+
+
+@pytest.mark.parametrize("text", ["\u200d", "\xad", "\x7f", "\x85", "\U000e0001", "\ufffe"], ids=ascii)
+def test_characters_that_show_nothing_survive_the_form(opened: Opened, url: str, text: str) -> None:
+    bury(url, Message(id="o-1", value=f'{{"a": "x{text}", "b": 1}}'.encode()))
+    browser = opened(allow=ALL)
+    letter = letters(browser)[0]
+    form = re.findall(r"<textarea id=\"body\"[^>]*>\n([^<]*)<", browser.get(f"{letter}/edit").text)[0]
+    assert text not in form
+    body = unescape(form).replace("\n", "\r\n")
+    assert "nothing is changed" in browser.submit(f"{letter}/edited", {"body": body}).text
+    answer = browser.submit(f"{letter}/edited", {"body": body.replace(": 1", ": 2")})
+    browser.settled(answer.headers["location"])
+    confirm(browser, answer.headers["location"], 1)
+    assert ">done<" in done(browser)
+    assert [each.value for each in arrived(url)] == [f'{{"a": "x{text}", "b": 2}}'.encode()]
+
+
+def test_a_body_of_many_lines_is_not_compared(opened: Opened, url: str) -> None:
+    many = json.dumps(list(range(100_000)))
+    bury(url, Message(id="o-1", value=b'{"a": []}'), Message(id="o-2", value=many.encode()))
+    browser = opened(allow=ALL)
+    short, long = letters(browser)
+    assert "too long to be edited here" in browser.get(f"{long}/edit").text
+    answer = browser.submit(f"{short}/edited", {"body": many})
+    assert answer.status_code == 400
+    assert "too long to be compared here" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -408,6 +445,8 @@ def test_letters_go_to_another_place_of_the_page_and_to_no_url(opened: Opened, u
     browser = opened(*places, allow=ALL)
     refused = browser.submit("/places/orders/plan/redrive", {"to": other})
     assert refused.status_code == 400
+    typed = browser.submit("/places/orders/plan/edit", {"patch": '{"destination": "second"}'})
+    assert typed.status_code == 400
     path = planned(browser, "redrive", to="second")
     assert "second: sqlite:" in browser.get(path).text
     confirm(browser, path, 1)
@@ -430,6 +469,43 @@ def test_an_export_is_json_lines_as_an_attachment(opened: Opened, url: str) -> N
     assert json.loads(one)["value"] == '{"order": 7}'
     assert browser.submit("/places/orders/export", {"where": "knd=x"}).status_code == 400
     assert [each.action for each in AuditLog().entries()] == ["export", "export"]
+
+
+def test_an_export_of_a_place_that_hangs_begins_and_ends_with_the_page() -> None:
+    hangs = threading.Event()
+    export = Export(lambda _: hangs.wait(30), Selection(), Mask())
+
+    async def use() -> None:
+        assert await export.first(0.1) == b""
+        rest = asyncio.ensure_future(export.first(30))
+        await asyncio.sleep(0)
+        rest.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rest
+
+    began = time.monotonic()
+    asyncio.run(use())  # it waits for its threads
+    assert time.monotonic() - began < 10
+    hangs.set()
+
+
+def test_an_export_that_is_not_recorded_is_not_made(
+    opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise JournalError("the audit log cannot be written")
+
+    bury(url, *messages(3))
+    browser = opened()
+    browser.settled("/")
+    monkeypatch.setattr(AuditLog, "record", full)
+    monkeypatch.setattr(exporting, "_PIECE", 1)
+    monkeypatch.setattr(exporting, "_WAITING", 1)
+    assert browser.submit("/places/orders/export").status_code == 409
+    ends = time.monotonic() + 10
+    while any(each.name == "redelivery-export" for each in threading.enumerate()):
+        assert time.monotonic() < ends
+        time.sleep(0.02)  # it is a thread of its own
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from redelivery.base import verbatim
+from redelivery.base.rendering import harmless
 from redelivery.contract.broker import Letter
 from redelivery.errors import ConfigurationError
 from redelivery.ui.showing import Mask
 
 #: Characters of a body that a form takes: more than its bytes are, when a form is percent-encoded.
 _LONGEST: Final = 1_000_000
+#: Lines of a body that a form takes: to compare two bodies takes a time that grows with the square of them.
+_LINES: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +39,21 @@ def body_of(letter: Letter, mask: Mask) -> Body:
         shown = verbatim.pretty(verbatim.loads(text))
     except (ValueError, RecursionError):
         return Body(why="The body is not JSON in UTF-8 with each name once, so it cannot be edited here.")
-    if len(shown) > _LONGEST:
+    if _is_long(shown):
         return Body(why="The body is too long to be edited here; use redrive --patch.")
     if mask(shown) != shown:
         return Body(why="A part of the body is masked, so it cannot be edited here.")
-    return Body(text=shown)
+    # In strings alone: a browser would show nothing of them, or reorder what is around them.
+    return Body(text="".join(each if harmless(each, keep="\n") == each else _escaped(each) for each in shown))
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > _LONGEST or text.count("\n") >= _LINES
+
+
+def _escaped(character: str) -> str:
+    """Return a character as JSON escapes it."""
+    return json.dumps(character)[1:-1] if character > "\x7f" else f"\\u{ord(character):04x}"
 
 
 def patch_of(letter: Letter, answers: Mapping[str, str], mask: Mask) -> str:
@@ -76,6 +90,8 @@ def _operations(before: str, after: str) -> list[Any]:
         new = verbatim.loads(after.replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"the new body is not JSON with each name once: {error}") from None
+    if _is_long(verbatim.pretty(new)):
+        raise ConfigurationError("the new body is too long to be compared here; use redrive --patch")
     return list(jsonpatch.JsonPatch.from_diff(verbatim.loads(before), new, dumps=verbatim.dumps).patch)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import closing
 from dataclasses import replace
@@ -46,9 +48,20 @@ class Export:
         self._over = threading.Event()
         threading.Thread(target=self._run, name="redelivery-export", daemon=True).start()
 
-    async def first(self) -> bytes | None:
-        """Return the first piece; None: no letter. Raises RedeliveryError: it cannot be read at all."""
-        return await self._next()
+    async def first(self, seconds: float) -> bytes | None:
+        """Return the first piece; None: no letter.
+
+        Args:
+            seconds: to wait for it. Where the first letter takes longer to find, the piece is empty, and others follow.
+
+        Raises:
+            RedeliveryError: it cannot be read at all.
+        """
+        return await self._next(seconds)
+
+    def end(self) -> None:
+        """End it: nobody wants more."""
+        self._over.set()
 
     async def rest(self, first: bytes | None) -> AsyncIterator[bytes]:
         """Return all pieces. Raises where reading fails: the file is then cut, and the browser says so."""
@@ -58,16 +71,22 @@ class Export:
                 yield piece
                 piece = await self._next()
         finally:
-            self._over.set()
+            self.end()
 
-    async def _next(self) -> bytes | None:
-        found = await asyncio.to_thread(self._wait)
+    async def _next(self, seconds: float = math.inf) -> bytes | None:
+        try:
+            found = await asyncio.to_thread(self._wait, time.monotonic() + seconds)
+        except asyncio.CancelledError:  # the page ends, and would wait for this thread
+            self.end()
+            raise
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def _wait(self) -> bytes | BaseException | None:
+    def _wait(self, ends: float) -> bytes | BaseException | None:
         while not self._over.is_set():
+            if time.monotonic() > ends:
+                return b""
             try:
                 return self._pieces.get(timeout=_NAP)
             except queue.Empty:

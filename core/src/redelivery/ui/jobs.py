@@ -65,6 +65,7 @@ class Progress:
         note: what the operator should know, in one line.
         started: whether letters could move: what was confirmed was found unchanged.
         before: letters that it moved before it was resumed.
+        tally: how many letters the journal had noted as sent when it began: after a kill it knows more than this file.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Progress:
     note: str = ""
     started: bool = False
     before: int = 0
+    tally: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -162,6 +164,7 @@ class Job:
                 began_ms=_now_ms() if resumes is None else resumes.began_ms,
                 started=resumes is not None and resumes.started,
                 before=0 if resumes is None else resumes.moved,
+                tally=0 if resumes is None else resumes.tally,
             )
             try:
                 _write(path, self._progress)
@@ -228,7 +231,11 @@ class Job:
                 if note := self._changed(order, found, dlq, url):
                     self._say(path, note=note)
                     return CHANGED
-                self._say(path, started=True)
+                self._say(path, started=True, tally=journal.tally)
+            elif order.sends:
+                before = min(progress.count, max(progress.before, journal.tally - progress.tally))
+                progress = replace(progress, before=before)
+                self._say(path, before=before)
             with AuditLog().operation(order.action, dlq.place, _meant(progress), who=progress.who) as told:
                 move = self._redrive if order.sends else self._remove
                 return CANCELLED if move(path, dlq, journal, url, told) else DONE

@@ -257,9 +257,13 @@ async def _export(page: Page, request: Request) -> Response:
     where, letters = _meant(form)
     order = Order(action="redrive", where=where, letters=letters)
     export = Export(shelf.letters, chosen(letters) if letters else selection(where), page.mask)
-    first = await export.first()
-    who = page.settings.who
-    await shelf.lane.call(lambda: AuditLog().record("export", shelf.source.shown, order.shown, who=who), PATIENCE)
+    try:
+        first = await export.first(PATIENCE)
+        who = page.settings.who
+        await shelf.lane.call(lambda: AuditLog().record("export", shelf.source.shown, order.shown, who=who), PATIENCE)
+    except BaseException:
+        export.end()
+        raise
     return StreamingResponse(
         export.rest(first),
         media_type="application/jsonl",

@@ -94,6 +94,8 @@ class Order:
             raise ConfigurationError(f"the patch is not JSON: {error}") from None
         if not isinstance(form, Mapping):
             raise ConfigurationError("the patch is an object of JSON with body, headers or key")
+        if "destination" in form:
+            raise ConfigurationError("the page sends to its own places alone: leave destination out, and choose one")
         return Patch.read(form)
 
     def in_waves(self) -> Waves | None:
