@@ -489,9 +489,7 @@ def test_an_export_of_a_place_that_hangs_begins_and_ends_with_the_page() -> None
     hangs.set()
 
 
-def test_an_export_that_is_not_recorded_is_not_made(
-    opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_is_not_recorded_is_not_made(opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise JournalError("the audit log cannot be written")
 

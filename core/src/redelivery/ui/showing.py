@@ -96,18 +96,13 @@ def lay_out(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     out: list[str] = []
-    depth = blanks = 0
+    depth = 0
     parts = _TOKEN.findall(text)
+    if not _fits(parts):
+        return None
     for at, part in enumerate(parts):
         if part in _OPENING:
             depth += 1
-            if depth > _DEEPEST:
-                return None
-        if part in _OPENING or part == ",":
-            blanks += 2 * depth
-            if blanks > _BLANKS:
-                return None
-        if part in _OPENING:
             out.append(part if parts[at + 1] in _CLOSING else f"{part}\n{'  ' * depth}")
         elif part in _CLOSING:
             depth -= 1
@@ -117,6 +112,17 @@ def lay_out(text: str) -> str | None:
         else:
             out.append(": " if part == ":" else _plain(part))
     return "".join(out)
+
+
+def _fits(parts: Sequence[str]) -> bool:
+    """Whether JSON is neither too deep nor too long to be laid out."""
+    depth = blanks = 0
+    for part in parts:
+        depth += (part in _OPENING) - (part in _CLOSING)
+        blanks += 2 * depth if part == "," or part in _OPENING else 0
+        if depth > _DEEPEST or blanks > _BLANKS:
+            return False
+    return True
 
 
 def _plain(part: str) -> str:
