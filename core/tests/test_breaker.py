@@ -229,6 +229,7 @@ class Stream(Broker):
     total: int
     prolongs: bool = True
     lasting: bool = True
+    keys: int = 0
     name: str = "stream"
     items: dict[int, Item] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
@@ -289,7 +290,11 @@ class StreamReceiver(Receiver):
 
     def _received(self, item: Item) -> Received:
         return Received(
-            message=Message(value=b"%d" % item.number, id=f"m{item.number}"),
+            message=Message(
+                value=b"%d" % item.number,
+                id=f"m{item.number}",
+                key=b"%d" % (item.number % self.broker.keys) if self.broker.keys else None,
+            ),
             attempt=item.attempts,
             lease=(item.number, item.lease),
             expires=item.visible,
@@ -550,6 +555,25 @@ def test_messages_go_on_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     tested.run()
     probe, *others = tested.queue.accepted[19:]  # behind those that were given up
     assert others == [number for number in range(19, 100) if number != probe]
+
+
+@pytest.mark.parametrize("recovered", [1003, 1030, 1200])
+def test_messages_of_a_key_go_on_in_their_order_where_one_is_handled_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, recovered: int
+) -> None:
+    """With one worker and nothing leased ahead, nothing else changes it: an outage must not either."""
+
+    def handler(message: Message) -> None:
+        if tested.clock.now < recovered:
+            down(message)
+
+    tested = Simulated(monkeypatch, handler, total=200, rate=1e9, prefetch=0, queue={"keys": 7})
+    tested.subscription._breaker = Breaker(patience=timedelta(minutes=10))
+    tested.run()
+    assert len(tested.queue.accepted) >= 200 - 22
+    for key in range(7):
+        of_key = [number for number in tested.queue.accepted if number % 7 == key]
+        assert of_key == sorted(of_key)
 
 
 @pytest.mark.parametrize("prefetch", [0, 100])

@@ -179,6 +179,16 @@ def test_a_function_that_returns_a_coroutine_is_refused_and_its_message_stays() 
     assert setup.outcomes() == [("a", "Release")]
 
 
+def test_one_that_returns_what_it_should_have_awaited_is_refused_and_its_message_stays() -> None:
+    async def forgets(m: Message) -> object:
+        return returns(m)
+
+    setup = SubscriptionSetup(message("a"))
+    with pytest.raises(Fatal, match="await it in the handler"):
+        setup.subscription(forgets).run(until_empty=True)
+    assert setup.outcomes() == [("a", "Release")]
+
+
 def test_no_thread_is_left_behind() -> None:
     before = threading.active_count()
     SubscriptionSetup(message("a")).subscription(returns).run(until_empty=True)

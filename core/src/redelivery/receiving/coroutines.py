@@ -19,7 +19,7 @@ from redelivery.contract.message import Message
 from redelivery.errors import Retriable
 from redelivery.kit.asyncio_bridge import LoopThread
 from redelivery.receiving.leases import LeasedMessage
-from redelivery.receiving.workers import Workers
+from redelivery.receiving.workers import Workers, refuse_awaitable
 from redelivery.telemetry.handling import HandlingObserver
 
 
@@ -99,10 +99,10 @@ class CoroutineWorkers(Workers):
         said: BaseException | None = None
         try:
             if self._observer is None:
-                await handler(leased.received.message)
+                refuse_awaitable(await handler(leased.received.message), "await it in the handler")
             else:
                 with self._observer.process(leased.received, leased):
-                    await handler(leased.received.message)
+                    refuse_awaitable(await handler(leased.received.message), "await it in the handler")
         except asyncio.CancelledError as error:  # its own, or ours, and then nobody looks at the result
             said = Retriable("the handler was cancelled", code=Code.HANDLER_FAILED, native_code="CancelledError")
             said.__cause__ = error

@@ -109,6 +109,7 @@ class RunningSubscription:
         self._report = report
         self._stopping = stopping
         self._stop_by = float("inf")
+        self._one_at_a_time = workers.count == 1 and not settings.prefetch
         breaker = settings.breaker
         self._patience = float("inf") if breaker is None else breaker.patience.total_seconds()
         self.circuit = None if breaker is None else policy.Circuit(breaker, settings.random)
@@ -264,7 +265,7 @@ class RunningSubscription:
         under_way = sum(not (leased.aside or leased.decided) for leased in leases)
         if under_way >= workers.count or not circuit.is_due(now):
             return None
-        aside = leases.aside()
+        aside = self._in_order(leases.aside())
         if not aside or aside[0].turn:
             most = max(workers.count + self._settings.prefetch, _TRIED)
             has_sink = bool(self._settings.spec.dead_letter_sink)
@@ -273,8 +274,8 @@ class RunningSubscription:
             if len(leases) < most:
                 arrived = leases.take(1, 0.0 if len(leases) else _IDLE)
                 for leased in arrived:
-                    self._begin(leased)
-                if any(not leased.decided for leased in arrived):
+                    self._begin(leased) if self._in_order([leased]) else leases.put_aside(leased)
+                if any(not (leased.decided or leased.aside) for leased in arrived):
                     circuit.tried(now)
                 if arrived:
                     return None
@@ -283,6 +284,20 @@ class RunningSubscription:
         circuit.tried(now)
         self._resume(aside[:1])
         return None
+
+    def _in_order(self, leased: list[LeasedMessage]) -> list[LeasedMessage]:
+        """Return those of these that may be tried now.
+
+        Where one message at a time is handled and none is leased ahead, a broker may keep the order of each key. There
+        no message is tried before an earlier one of its key that is leased.
+        """
+        if not self._one_at_a_time:
+            return leased
+        first: dict[bytes | None, int] = {}
+        for each in self._leases:
+            key = each.received.message.key
+            first[key] = min(each.number, first.get(key, each.number))
+        return [each for each in leased if (key := each.received.message.key) is None or first[key] == each.number]
 
     def _resume(self, aside: Sequence[LeasedMessage]) -> None:
         """Have messages handled that were put aside."""

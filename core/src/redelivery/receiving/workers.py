@@ -149,9 +149,13 @@ class Workers:
                 return
 
     def _run(self, message: Message) -> None:
-        returned = self._handler(message)
-        if returned is not None and inspect.isawaitable(returned):
-            if inspect.iscoroutine(returned):
-                returned.close()
-            text = "the handler returned an awaitable, so nothing was done; pass the `async def` function itself"
-            raise Fatal(text, code=Code.MISCONFIGURED)
+        refuse_awaitable(self._handler(message), "pass the `async def` function itself")
+
+
+def refuse_awaitable(returned: object, hint: str) -> None:
+    """Refuse what a handler returned, where somebody should have awaited it. Raises Fatal."""
+    if returned is None or not inspect.isawaitable(returned):
+        return
+    if inspect.iscoroutine(returned):
+        returned.close()
+    raise Fatal(f"the handler returned an awaitable, so nothing was done; {hint}", code=Code.MISCONFIGURED)
