@@ -18,7 +18,7 @@ from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq.client import field_tables
 from redelivery_rabbitmq.codec import Native, decode, encode
-from redelivery_rabbitmq.testing import FIELDS, PROPERTIES
+from redelivery_rabbitmq.testing import FIELDS, PROPERTIES, reading
 
 field_tables.install()
 
@@ -128,6 +128,17 @@ def test_a_native_part_of_another_plugin_is_left_alone() -> None:
 def test_messages_of_ours_have_no_native_part() -> None:
     row = Message(value=b"v", key=b"k", id="i", headers=(("b", b"1"), ("a", b"\xff")), timestamp_ms=1_700_000_000_123)
     assert read(written(row)).native is None
+
+
+def test_the_decoder_and_the_independent_reader_find_every_header_whatever_names_sort_around_ours() -> None:
+    """The order counts the headers of a row, not those of ours: `timestamp_in_ms` sorts between these."""
+    headers = (("traceparent", b"00-1"), ("tracestate", b"v=1"), ("Trace", b"t"), ("binary", b"\xfe\0"))
+    row = Message(value=b"v", key=b"\xff", id="i", headers=headers, timestamp_ms=1_700_000_000_123)
+    payload = written(row)
+    properties = pika.BasicProperties()  # type: ignore[no-untyped-call]
+    properties.decode(payload)
+    assert read(payload) == row
+    assert reading._message(properties, b"v") == row
 
 
 def test_a_native_part_counts_in_what_is_in_flight() -> None:

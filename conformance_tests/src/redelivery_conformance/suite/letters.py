@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
+from typing import Final
 
 import pytest
 
@@ -72,13 +73,21 @@ HOSTILE: Mapping[str, Message] = {
 }
 
 
+#: A trace context comes back as it was written, whoever sends the message on.
+_TRACED: Final = (
+    ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ("tracestate", b"vendor=a:1,other=t61rcWkgMzE"),
+    ("binary", b"\xfe\0"),
+)
+
+
 def original(subject: Subject) -> Message:
     """Return a message that uses all parts that this broker carries."""
     has = subject.capabilities
     return Message(
         value=b'{"n": 1}\0\xff',
         key=b"k\xff" if has.keys else None,
-        headers=(("Trace", b"00-1"), ("binary", b"\xfe\0")) if has.headers else (),
+        headers=_TRACED if has.headers else (),
         id="id-1" if has.ids else None,
         timestamp_ms=1_700_000_000_123 if has.timestamps else None,
     )

@@ -179,12 +179,12 @@ def _message(properties: pika.BasicProperties, body: bytes) -> Message:
     }
     key = headers.pop(_KEY, None)
     is_null = headers.pop(_NULL, 0) is None
+    stamp = headers.pop(_STAMP) if isinstance(headers.get(_STAMP), int) else None
     order = headers.pop(_ORDER, None)
     if order is not None:
         names = sorted(headers, key=str.encode)
         headers = {names[int(place)]: headers[names[int(place)]] for place in order.split(",")}
     second = properties.timestamp
-    stamp = headers.pop(_STAMP) if isinstance(headers.get(_STAMP), int) else None
     return Message(
         value=None if is_null else body,
         key=key.encode() if isinstance(key, str) else key,
