@@ -20,9 +20,10 @@ from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import TerminalNack
 from redelivery.formats import dialects
+from redelivery.policy.breaker import Breaker
 from redelivery.receiving.subscription import Subscription
 from redelivery.sending import Delivery, Origin
-from redelivery.telemetry import conventions
+from redelivery.telemetry import conventions, counters
 from redelivery.telemetry.current import using
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -161,6 +162,34 @@ def test_a_terminal_nack_is_counted_apart_and_kip_298s_metrics_have_their_names(
     assert all(
         span.attributes and span.attributes["redelivery.outcome"] == "terminated" for span in recorded.spans("process")
     )
+
+
+def test_an_outage_of_a_handler_is_a_gauge_while_it_lasts(
+    recorded: Recorded, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "EVERY", 0.0)
+    seen: list[float] = []
+
+    def down_until_it_is_shown(_: Message) -> None:
+        seen.append(recorded.total("redelivery.subscription.outage", redelivery__subscription="breaker"))
+        if 1 not in seen:
+            raise ConnectionError("the bank is down")
+
+    deliver(url, *(message(f"n{n}") for n in range(5)))
+    breaker = Breaker(failures=2, pause=timedelta(milliseconds=10), patience=timedelta(seconds=30))
+    spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))
+    report = Subscription(url, down_until_it_is_shown, name="breaker", spec=spec, breaker=breaker).run(until_empty=True)
+    assert seen[0] == 0
+    assert 1 in seen
+    assert recorded.total("redelivery.subscription.outage") == 0
+    assert recorded.total("redelivery.subscription.outages") == report.outages == 1
+
+
+def test_without_a_breaker_no_outage_is_shown(recorded: Recorded, url: str) -> None:
+    deliver(url, message("a"))
+    Subscription(url, lambda _: None, breaker=None).run(until_empty=True)
+    assert "terms" in recorded.metrics()
+    assert not [name for name in recorded.metrics() if "outage" in name]
 
 
 def test_a_handlers_own_spans_are_children_of_its_process_span(recorded: Recorded, url: str) -> None:

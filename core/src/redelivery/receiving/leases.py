@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from redelivery import policy
 from redelivery.base.clock import Clock
@@ -22,6 +22,9 @@ from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, NotTerminated, Unsupported
 from redelivery.sending.report import SubscriptionReport
 from redelivery.telemetry.handling import HandlingObserver, counted
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
 
 log = logging.getLogger("redelivery.subscription")
 
@@ -44,7 +47,7 @@ class LeasedMessage:
         dead: it was given up, and a sink has confirmed it.
         stays: why it is not given up, though its handler asked for that: it is never skipped.
         termination: completed with the termination; None where no termination was requested.
-        span: `traceparent` of the span of its handler; None where nothing records it.
+        span: context of the span of its handler; None where nothing records it.
         number: in the order of leasing.
         aside: it waits for the end of an outage, and no handler has it.
         turn: in the order of tries; 0: none has failed in this outage.
@@ -61,7 +64,7 @@ class LeasedMessage:
     dead: bool = False
     stays: ConfigurationError | None = None
     termination: Future[None] | None = None
-    span: str | None = None
+    span: SpanContext | None = None
     aside: bool = False
     turn: int = 0
     failure: BrokerError | None = None

@@ -40,6 +40,7 @@ from redelivery.receiving.workers import Workers
 from redelivery.sending.engine import Engine
 from redelivery.sending.group import Group, Owner
 from redelivery.sending.report import SubscriptionReport
+from redelivery.telemetry import context
 from redelivery.telemetry.counters import Counters
 
 log = logging.getLogger("redelivery.subscription")
@@ -153,15 +154,20 @@ class RunningSubscription:
             self._leases.abandon(error)
             raise
         finally:
-            self._publish()
+            self._publish(is_outage=False)
 
-    def _publish(self) -> None:
+    def _publish(self, *, is_outage: bool) -> None:
         if self._settings.counters is not None:
-            self._settings.counters.publish(self._engine.report.metrics(), terms=self._report.terms)
+            self._settings.counters.publish(
+                self._engine.report.metrics(),
+                terms=self._report.terms,
+                outages=None if self.circuit is None else self._report.outages,
+                is_outage=is_outage,
+            )
 
     def _publish_if_due(self) -> None:
         if self._settings.counters is not None and self._settings.counters.is_due(time.monotonic()):
-            self._publish()
+            self._publish(is_outage=self.circuit is not None and self.circuit.is_open)
 
     def _loop(self, *, until_empty: bool) -> None:
         leases, workers, circuit = self._leases, self._workers, self.circuit
@@ -430,7 +436,7 @@ class RunningSubscription:
             last_failure_ms=now_ms,
             stage="TASK_PUT" if decoded else "VALUE_CONVERTER",
             component=qualified(self._settings.handler if decoded else type(self._leases.receiver)),
-            spans=() if leased.span is None else (leased.span,),
+            spans=() if leased.span is None else (context.written(leased.span),),
             owner=_LeaseOwner(self._settings, leased, self._leases, self._report),
         )
         self._engine.report.rows += 1

@@ -49,5 +49,8 @@ KIP_298: Final = {
     "deadletterqueue-produce-failures": "Records that a dead letter queue has not taken",
 }
 LAST_ERROR: Final = "last-error-timestamp"
+#: Of the breaker of a subscription: whether receiving is paused now (a gauge, 1 or 0), and how often that began.
+OUTAGE: Final = "redelivery.subscription.outage"
+OUTAGES: Final = "redelivery.subscription.outages"
 #: Messages that a handler gave up at once (PIP-372); those that ran out of retries are not counted.
 TERMS: Final = "terms"

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from redelivery.telemetry.guard import harmless
+
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
@@ -72,6 +74,7 @@ _found: tuple[tuple[Any, Any], Telemetry | None] | None = None
 _configured: int | None = None
 
 
+@harmless(None)
 def current() -> Telemetry | None:
     """Return what records in this process; None where nothing does. To be asked once per task, not per row."""
     global _found  # noqa: PLW0603 - one SDK per process, as OpenTelemetry has it

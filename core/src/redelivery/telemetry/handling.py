@@ -17,6 +17,7 @@ from redelivery.errors import BrokerError, TerminalNack
 from redelivery.formats.dialects import again
 from redelivery.telemetry import context, conventions
 from redelivery.telemetry.current import Telemetry, current
+from redelivery.telemetry.guard import harmless, lost
 from redelivery.telemetry.sends import attributes_of, duration, error_type, shown
 
 if TYPE_CHECKING:
@@ -68,11 +69,13 @@ class HandlingObserver:
             )
 
     @classmethod
+    @harmless(None)
     def of(cls, broker: Broker, name: str) -> HandlingObserver | None:
         """Return the observer of a subscription; None where nothing records."""
         telemetry = current()
         return None if telemetry is None else cls(telemetry, broker, name)
 
+    @harmless(None)
     def received(self, count: int, seconds: float) -> None:
         """Record that so many messages were leased by one call; none is not recorded."""
         if count and self._consumed is not None and self._duration is not None:
@@ -84,7 +87,7 @@ class HandlingObserver:
 
         Args:
             received: the message under its lease.
-            seen: gets the `traceparent` of the span as its attribute `span`, where it is recorded.
+            seen: gets the context of the span as its attribute `span`, where it is recorded.
         """
         return _Process(self, received, seen)
 
@@ -94,25 +97,22 @@ class HandlingObserver:
             return None
         headers = received.message.headers
         remote = context.of_headers(headers) if headers else None
+        attributes = {
+            **self._on_process,
+            conventions.ATTEMPT: received.attempt,
+            conventions.HOP: again.hops(headers) if headers else 0,
+        }
+        if received.message.id is not None:
+            attributes[conventions.MESSAGE_ID] = shown(received.message.id)
         if remote is None:
-            span = self._tracer.start_span(self._name, kind=self._consumer, attributes=self._on_process)
-        else:
-            span = self._tracer.start_span(
-                self._name,
-                remote.parent(),
-                kind=self._consumer,
-                attributes=self._on_process,
-                links=(remote.link("message"),) if remote.sampled else (),
-            )
-        if span.is_recording():
-            found: dict[str, Any] = {
-                conventions.ATTEMPT: received.attempt,
-                conventions.HOP: again.hops(headers) if headers else 0,
-            }
-            if received.message.id is not None:
-                found[conventions.MESSAGE_ID] = shown(received.message.id)
-            span.set_attributes(found)
-        return span
+            return self._tracer.start_span(self._name, kind=self._consumer, attributes=attributes)
+        return self._tracer.start_span(
+            self._name,
+            remote.parent(),
+            kind=self._consumer,
+            attributes=attributes,
+            links=(remote.link("message"),) if remote.sampled else (),
+        )
 
     def enter(self, span: Span) -> Any:
         """Make a span the current one; return what `leave` takes."""
@@ -136,6 +136,7 @@ class HandlingObserver:
             span.set_status(self._failed, kind)
         span.end()
 
+    @harmless(None)
     def settled(self, outcomes: Mapping[str, int], failures: int, *, seconds: float, ended_ms: int) -> None:
         """Record one call that settled messages. It has a span unless it only accepted: process spans say that already.
 
@@ -191,19 +192,25 @@ class _Process:
         self._seen = seen
 
     def __enter__(self) -> None:
-        self._token = None
-        self._span = span = self._observer.begin(self._received)
-        if span is not None:
-            found = span.get_span_context()
-            if found.trace_flags.sampled:
-                self._seen.span = context.written(found)
-            self._token = self._observer.enter(span)
+        self._token = self._span = None
+        try:
+            self._span = span = self._observer.begin(self._received)
+            if span is not None:
+                found = span.get_span_context()
+                if found.trace_flags.sampled:
+                    self._seen.span = found
+                self._token = self._observer.enter(span)
+        except Exception as error:  # noqa: BLE001 - of a processor; `harmless`, without its cost per message
+            lost(error)
         self._began = time.perf_counter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = time.perf_counter() - self._began
-        if self._token is not None:
-            self._observer.leave(self._token)
-        self._observer.end(self._span, seconds, error)
+        try:
+            if self._token is not None:
+                self._observer.leave(self._token)
+            self._observer.end(self._span, seconds, error)
+        except Exception as lost_by:  # noqa: BLE001 - see `__enter__`
+            lost(lost_by)

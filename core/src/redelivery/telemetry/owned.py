@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from redelivery.telemetry import context, conventions
-from redelivery.telemetry.current import configure, current
+from redelivery.telemetry.current import Telemetry, configure, current
+from redelivery.telemetry.guard import harmless
 
 
 @contextlib.contextmanager
@@ -23,27 +25,46 @@ def traced(name: str, *, parent: str | None = None, run: str = "") -> Iterator[N
     if telemetry is None:
         yield
         return
+    begun = _begin(telemetry, name, parent, run)
+    kind: str | None = None
     try:
-        if telemetry.tracer is None:
-            yield
-            return
-        remote = context.parse(parent)
-        with telemetry.tracer.start_as_current_span(
-            name,
-            None if remote is None else remote.parent(),
-            attributes={conventions.RUN: run} if run else None,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
-            try:
-                yield
-            except BaseException as error:
-                span.set_attribute(conventions.ERROR_TYPE, type(error).__qualname__)
-                raise
+        yield
+    except BaseException as error:
+        kind = type(error).__qualname__
+        raise
     finally:
+        if begun is not None:
+            _end(*begun, kind)
         telemetry.flush()
 
 
+@harmless(None)
+def _begin(telemetry: Telemetry, name: str, parent: str | None, run: str) -> tuple[Any, Any] | None:
+    """Begin a span, make it the current one, and return it with what ends that."""
+    if telemetry.tracer is None:
+        return None
+    from opentelemetry import context as contexts  # noqa: PLC0415 - only where there is an SDK
+    from opentelemetry import trace  # noqa: PLC0415 - see above
+
+    remote = context.parse(parent)
+    span = telemetry.tracer.start_span(
+        name, None if remote is None else remote.parent(), attributes={conventions.RUN: run} if run else None
+    )
+    return span, contexts.attach(trace.set_span_in_context(span))
+
+
+@harmless(None)
+def _end(span: Any, token: Any, kind: str | None) -> None:
+    """End a span; `kind` is the type of the error that was raised in it."""
+    from opentelemetry import context as contexts  # noqa: PLC0415 - only where there is an SDK
+
+    contexts.detach(token)
+    if kind is not None:
+        span.set_attribute(conventions.ERROR_TYPE, kind)
+    span.end()
+
+
+@harmless(None)
 def here() -> str | None:
     """Return the `traceparent` of the current span; None where there is none, or it is not recorded."""
     if current() is None:

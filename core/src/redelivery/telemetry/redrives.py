@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from redelivery.contract.message import Batch
 from redelivery.telemetry import context, conventions
 from redelivery.telemetry.current import current
+from redelivery.telemetry.guard import harmless
 from redelivery.telemetry.sends import MOST
 
 _MS: Final = 1_000_000
@@ -28,6 +29,15 @@ class Failure(NamedTuple):
     code: str | None
 
 
+class _Chunk(NamedTuple):
+    """A chunk of letters whose sending has begun, its first letters' failures, and what makes its span current."""
+
+    span: Any
+    failures: Sequence[Failure]
+    began_ms: int
+    token: Any
+
+
 class RedriveObserver:
     """Sees the letters of one place sent by an operation.
 
@@ -42,6 +52,7 @@ class RedriveObserver:
         self._wall_ms = wall_ms
 
     @classmethod
+    @harmless(None)
     def of(cls, operation: str, wall_ms: Callable[[], int]) -> RedriveObserver | None:
         """Return the observer of an operation; None where nothing records spans."""
         telemetry = current()
@@ -58,27 +69,48 @@ class RedriveObserver:
             failure: returns where the letter of a message failed; asked for the first ones only.
             confirmed: returns which messages have arrived; asked at the end.
         """
-        from opentelemetry import trace  # noqa: PLC0415 - only where there is an SDK
+        chunk = self._begin(messages, failure)
+        kind: str | None = None
+        try:
+            yield
+        except BaseException as error:
+            kind = type(error).__qualname__
+            raise
+        finally:
+            if chunk is not None:
+                self._end(chunk, messages, confirmed, kind)
 
-        rows = range(min(len(messages), MOST))
-        failures = [failure(row) for row in rows]
-        links = [each.link("failure") for each in _remotes(failures)]
+    @harmless(None)
+    def _begin(self, messages: Batch, failure: Callable[[int], Failure]) -> _Chunk:
+        """Begin the span of a chunk, and make it the current one."""
+        from opentelemetry import context as contexts  # noqa: PLC0415 - only where there is an SDK
+        from opentelemetry import trace  # noqa: PLC0415 - see above
+
+        failures = [failure(row) for row in range(min(len(messages), MOST))]
         began_ms = self._wall_ms()
         span = self._tracer.start_span(
             f"{self._operation} letters",
             attributes={conventions.BATCH_COUNT: len(messages)},
-            links=links,
+            links=[each.link("failure") for each in _remotes(failures)],
             start_time=began_ms * _MS,
         )
-        try:
-            with trace.use_span(span, record_exception=False, set_status_on_exception=True):
-                yield
-        finally:
-            done, ended_ms = confirmed(), self._wall_ms()
-            headers = None if messages.headers is None else messages.headers.values
-            for row, remote in context.of_rows(headers, rows, MOST).items():
-                self._letter(remote, failures[row], span, (began_ms, ended_ms), arrived=row in done)
-            span.end(ended_ms * _MS)
+        return _Chunk(span, failures, began_ms, contexts.attach(trace.set_span_in_context(span)))
+
+    @harmless(None)
+    def _end(self, chunk: _Chunk, messages: Batch, confirmed: Callable[[], Container[int]], kind: str | None) -> None:
+        """End the span of a chunk, after those of its letters; `kind` is the type of the error that ended it."""
+        from opentelemetry import context as contexts  # noqa: PLC0415 - only where there is an SDK
+        from opentelemetry import trace  # noqa: PLC0415 - see above
+
+        contexts.detach(chunk.token)
+        done, ended_ms = confirmed(), self._wall_ms()
+        headers = None if messages.headers is None else messages.headers.values
+        for row, remote in context.of_rows(headers, range(len(chunk.failures)), MOST).items():
+            self._letter(remote, chunk.failures[row], chunk.span, (chunk.began_ms, ended_ms), arrived=row in done)
+        if kind is not None:
+            chunk.span.set_attribute(conventions.ERROR_TYPE, kind)
+            chunk.span.set_status(trace.StatusCode.ERROR)
+        chunk.span.end(ended_ms * _MS)
 
     def _letter(
         self,

@@ -17,6 +17,7 @@ from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
 from redelivery.telemetry import context, conventions
 from redelivery.telemetry.current import Telemetry, current
+from redelivery.telemetry.guard import harmless
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -85,11 +86,13 @@ class SendObserver:
             self._duration = duration(telemetry)
 
     @classmethod
+    @harmless(None)
     def of(cls, broker: Broker) -> SendObserver | None:
         """Return the observer of a destination; None where nothing records."""
         telemetry = current()
         return None if telemetry is None else cls(telemetry, broker)
 
+    @harmless(None)
     def settled(
         self,
         batch: Batch,
@@ -153,6 +156,7 @@ class SendObserver:
         found_context = span.get_span_context()
         return context.written(found_context) if found_context.trace_flags.sampled else None
 
+    @harmless(())
     def given_up(
         self,
         rows: Batch,
