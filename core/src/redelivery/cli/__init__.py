@@ -84,7 +84,7 @@ _COMMANDS: Final = {
     "watch": (
         "watch",
         "add",
-        "tell of dead letters: alerts, a webhook, metrics",
+        "raise alerts about dead letters: a webhook, metrics",
         "Look at dead letter queues again and again: raise alerts, tell a webhook, serve metrics for Prometheus.",
     ),
 }

@@ -43,27 +43,33 @@ def _add_option(parser: argparse.ArgumentParser, text: str) -> None:
 def add_subscription(parser: argparse.ArgumentParser) -> None:
     """Add `--subscription`."""
     parser.add_argument(
-        "--subscription", metavar="NAME", help="of the destination, the subscription of this name, with its own copy"
+        "--subscription",
+        metavar="NAME",
+        help="the subscription of the destination with this name; it has its own copy of each message",
     )
 
 
 def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> None:
     """Add the queue that is read, and with a spec: how its letters are moved."""
-    parser.add_argument("url", help="the destination whose dead letters are meant, or its name in redelivery.toml")
+    parser.add_argument("url", help="the destination whose dead letters are meant: a URL, or a name in redelivery.toml")
     add_subscription(parser)
     parser.add_argument(
         "--sink",
         metavar="URL",
-        help="where its letters went, if not to its native place; a redrive sends back those of URL",
+        help="where the letters went, if not to the destination's native place; a redrive sends back those that "
+        "failed at the destination",
     )
     parser.add_argument(
         "--key",
         metavar="REFERENCE",
         help="env:NAME or file:PATH of the key that letters were signed with (letterKey), or several with commas "
-        "between; what the headers of other letters say is not believed",
+        "between; the headers of other letters are not trusted",
     )
     parser.add_argument(
-        "--triage", type=Path, metavar="FILE", help="where it is noted which letters are parked (default: one a place)"
+        "--triage",
+        type=Path,
+        metavar="FILE",
+        help="the file that says which letters are parked (default: one file per place)",
     )
     add_config(parser)
     (add_spec if with_spec else add_client)(parser)
@@ -76,10 +82,12 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="only letters of which this is true, as kind=permanent, reason~timeout, age>PT1H, header.tenant=acme; "
-        "may be repeated, and then all must be",
+        help="only letters that match, as in kind=permanent, reason~timeout, age>PT1H, header.tenant=acme; if "
+        "repeated, only letters that match all",
     )
-    parser.add_argument("--id", action="append", default=[], metavar="ID", help="only this one; may be repeated")
+    parser.add_argument(
+        "--id", action="append", default=[], metavar="ID", help="only the letter with this id; may be repeated"
+    )
     parser.add_argument(
         "--group",
         metavar="FINGERPRINT",
@@ -99,7 +107,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="names places, instead of the redelivery.toml that is found in this folder or above it",
+        help="the file that names places, in place of the redelivery.toml in this folder or above it",
     )
 
 
@@ -128,7 +136,7 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
         type=_count,
         default=min(4, os.cpu_count() or 1),
         metavar="N",
-        help="readers side by side, where the broker can (default: one a core, at most 4)",
+        help="readers side by side, where the broker can (default: one per core, at most 4)",
     )
 
 

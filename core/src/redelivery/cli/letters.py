@@ -63,7 +63,7 @@ def _add_stats(parser: argparse.ArgumentParser) -> None:
         "--by",
         action="append",
         choices=(FINGERPRINT, *_BY),
-        help="only counts by this; fingerprint: groups of one cause each; may be repeated",
+        help="count by this only; fingerprint: in groups, one per cause; may be repeated",
     )
     _add_json(parser)
     add_threads(parser)
@@ -71,7 +71,9 @@ def _add_stats(parser: argparse.ArgumentParser) -> None:
 
 def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=100, help="letters, at most (default 100; 0: all)")
-    parser.add_argument("--wide", action="store_true", help="whole ids and reasons, as where the output is no terminal")
+    parser.add_argument(
+        "--wide", action="store_true", help="whole ids and reasons, as where the output is not a terminal"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON array")
     form.add_argument("--jsonl", action="store_true", help="JSON, one line per letter, while reading")
@@ -84,7 +86,12 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, metavar="FILE", help="instead of stdout; complete, or not there at all")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to this file, not to stdout; an export that fails writes none",
+    )
     parser.add_argument("--yes", action="store_true", help="replace an existing file without asking")
 
 

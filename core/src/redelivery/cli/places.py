@@ -14,7 +14,10 @@ from redelivery.cli.output import say, say_json
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="instead of the redelivery.toml in this folder or above it"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the file that names places, in place of the redelivery.toml in this folder or above it",
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.set_defaults(run=_places)

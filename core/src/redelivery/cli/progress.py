@@ -22,7 +22,7 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     """Add `--progress` and `--quiet`."""
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
-        "--progress", action="store_true", help="show progress also where stderr is no terminal: a line each 10 s"
+        "--progress", action="store_true", help="show progress even where stderr is not a terminal: a line each 10 s"
     )
     shown.add_argument("--quiet", action="store_true", help="show no progress")
 

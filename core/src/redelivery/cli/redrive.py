@@ -71,18 +71,18 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     redrive.set_defaults(run=_redrive)
     forward.set_defaults(run=_forward)
-    redrive.add_argument(
-        "--to", metavar="URL", help="another destination than the one where they failed; with --sink, than URL"
-    )
+    redrive.add_argument("--to", metavar="URL", help="send to this destination, not to the one where they failed")
     redrive.add_argument(
         "--allow-targets",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="follow the target that a letter's headers name, if it is like this (orders-*, or routing_key=a.*); a "
-        "letter with another one stays; may be repeated",
+        help="follow the target that a letter's headers name, if it matches this (orders-*, or routing_key=a.*); a "
+        "letter with another target stays; may be repeated",
     )
-    redrive.add_argument("--hop-limit", type=int, default=HOP_LIMIT, help="leave what came back so often (default 5)")
+    redrive.add_argument(
+        "--hop-limit", type=int, default=HOP_LIMIT, help="leave letters that came back this many times (default 5)"
+    )
     redrive.add_argument(
         "--new-ids",
         action="store_true",
@@ -105,12 +105,12 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     redrive.add_argument(
         "--waves",
         metavar="SIZES",
-        help="send so many letters, wait for what comes back, then more, as in 1,10,100,1000; the last size repeats",
+        help="send this many letters, wait for what comes back, then more, as in 1,10,100,1000; the last size repeats",
     )
     redrive.add_argument(
         "--stop-at",
         metavar="LIMIT",
-        help="with --waves: stop when so many letters of a wave are refused or dead again, as 5 or 2%% (default 2%%)",
+        help="with --waves: stop when this many letters of a wave (5, or 2%%) are refused or dead again (default 2%%)",
     )
     redrive.add_argument(
         "--wave-wait",
@@ -138,18 +138,23 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
         add_place(parser, with_spec=True)
         add_where(parser)
         parser.add_argument(
-            "--limit", type=int, help="letters, at most; those of a run that was killed or interrupted count"
+            "--limit",
+            type=int,
+            help="send at most this many letters, with those of a run that was killed or interrupted",
         )
-        parser.add_argument("--rate", type=float, help="letters a second, at most")
+        parser.add_argument("--rate", type=float, help="send at most this many letters per second")
         parser.add_argument("--dry-run", action="store_true", help="only say how many would go")
         parser.add_argument(
             "--max-returns",
             type=int,
             default=returns,
-            help="stop when more than so many are refused or dead again (default 100)",
+            help="stop when more than this many letters are refused or dead again (default 100)",
         )
         parser.add_argument(
-            "--journal", type=Path, metavar="FILE", help="where to note what was sent (default: one a place)"
+            "--journal",
+            type=Path,
+            metavar="FILE",
+            help="the file that notes what was sent (default: one file per place)",
         )
         parser.add_argument("--json", action="store_true", help="print the account as JSON")
         add_who(parser)
@@ -164,7 +169,9 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_place(back)
     add_who(back)
     back.add_argument("--wait", type=float, default=300.0, help="seconds that it may take (default 300)")
-    remove = what.add_parser("remove", help="remove letters", description="Remove the letters that are named.")
+    remove = what.add_parser(
+        "remove", help="remove letters", description="Remove the letters that --id, --group or --where select."
+    )
     remove.set_defaults(run=_remove)
     add_place(remove)
     add_where(remove)

@@ -26,15 +26,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message; may be async")
     add_spec(parser)
-    parser.add_argument("--name", default=DEFAULT_NAME, help="of the subscription, in letters and metrics")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="the subscription's name in letters and metrics")
     parser.add_argument(
-        "--own-copy", action="store_true", help="receive a copy of each message under this name, where there are copies"
+        "--own-copy",
+        action="store_true",
+        help="receive the subscription's own copy of each message, on brokers that have copies",
     )
     parser.add_argument("--workers", type=int, default=1, help="handlers side by side (default 1)")
     parser.add_argument(
         "--no-breaker",
         action="store_true",
-        help="count each failure as the message's own, even where all messages fail for one reason",
+        help="do not pause where all messages fail for one reason: each failure counts as the message's own",
     )
     parser.add_argument("--until-empty", action="store_true", help="end when nothing more arrives")
     parser.set_defaults(run=_run)

@@ -37,8 +37,12 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
             "leave letters or groups out of redrives",
             "Leave letters, or groups with all that come later, out of redrives until unparked. Nothing is moved.",
         ),
-        ("unpark", "let them be redriven again", "Let parked letters or groups be redriven again. Nothing is moved."),
-        ("note", "note something on letters or groups", "Note something on letters or groups. Nothing is moved."),
+        (
+            "unpark",
+            "let parked letters or groups be redriven again",
+            "Let parked letters or groups be redriven again. Nothing is moved.",
+        ),
+        ("note", "attach a note to letters or groups", "Attach a note to letters or groups. Nothing is moved."),
     ):
         parser = what.add_parser(name, help=text, description=description)
         parser.set_defaults(run=_change, action=name)
@@ -51,7 +55,9 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
             metavar="FINGERPRINT",
             help="all letters of this group, as `stats --by fingerprint` shows it; may be repeated",
         )
-        parser.add_argument("--note", default="", required=name == "note", metavar="TEXT", help="for people")
+        parser.add_argument(
+            "--note", default="", required=name == "note", metavar="TEXT", help="a note for other people"
+        )
         add_who(parser)
     history = what.add_parser(
         "history",

@@ -27,9 +27,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="a place of redelivery.toml by its name, or a destination's URL (default: all places of redelivery.toml)",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="read this file in place of redelivery.toml")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the file that names places, in place of the redelivery.toml in this folder or above it",
+    )
     add_client(parser)
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (default: any free one)")
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="the port on 127.0.0.1 (default: any free port)"
+    )
     parser.add_argument(
         "--allow",
         type=lambda text: [each.strip() for each in text.split(",") if each.strip()],

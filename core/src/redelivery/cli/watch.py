@@ -38,29 +38,41 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="URL-or-PLACE",
         help="a destination, or the name of a place in redelivery.toml (default: all places there)",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="read this file in place of redelivery.toml")
-    parser.add_argument("--interval", metavar="TIME", help="between two looks at a place (default 30s)")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the file that names places, in place of the redelivery.toml in this folder or above it",
+    )
+    parser.add_argument("--interval", metavar="TIME", help="the time between two looks at a place (default 30s)")
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help="where to serve /metrics and /healthz, or off (default 127.0.0.1:9464)"
     )
     parser.add_argument("--once", action="store_true", help="look once; exit with 1 if an alert is active, else 0")
     parser.add_argument("--webhook", metavar="REFERENCE", help="env:NAME or file:PATH of the URL that alerts go to")
     parser.add_argument(
-        "--webhook-form", metavar="FORM", help="of what the webhook is told: json (default), slack or alertmanager"
+        "--webhook-form", metavar="FORM", help="what is posted to the webhook: json (default), slack or alertmanager"
     )
-    parser.add_argument("--older-than", metavar="TIME", help="alert when the oldest dead letter is so old, as in 1h")
-    parser.add_argument("--growth", metavar="COUNT/TIME", help="alert when so many arrive within a time, as in 100/5m")
+    parser.add_argument("--older-than", metavar="TIME", help="alert when the oldest dead letter has this age, as in 1h")
+    parser.add_argument(
+        "--growth", metavar="COUNT/TIME", help="alert when this many arrive within this time, as in 100/5m"
+    )
     parser.add_argument(
         "--new-group",
         action=argparse.BooleanOptionalAction,
-        help="alert when dead letters of a group arrive that was never seen at the place",
+        help="alert when letters arrive of a group that the place has not had before",
     )
     parser.add_argument(
         "--look",
         action=argparse.BooleanOptionalAction,
-        help="look at letters also where that hides them from others for a time and counts a delivery of each",
+        help="look at letters even where a look hides them from other readers and counts as a delivery of each",
     )
-    parser.add_argument("--state", type=Path, metavar="FOLDER", help="remember places here, not beside the journals")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder that remembers groups and active alerts (default: beside the journals)",
+    )
     add_client(parser)
     parser.set_defaults(run=_run)
 
