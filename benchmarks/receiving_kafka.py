@@ -45,7 +45,7 @@ def fill(topic: str, rows: int, partitions: int) -> None:
 
 
 def url(topic: str) -> str:
-    """Return a topic's URL, with a group of its own."""
+    """Return a topic's URL, with its own group."""
     return f"kafka://{ways_kafka.bootstrap()}/{topic}?group=ours-{topic}"
 
 

@@ -94,7 +94,7 @@ def receive(target: str, rows: int) -> None:
 
 
 def traced(made: list[Batch]) -> list[Batch]:
-    """Return the batches, each row with a trace context of its own."""
+    """Return the batches, each row with its own trace context."""
     return [replace(each, headers=Column.of([_TRACE] * len(each))) for each in made]
 
 

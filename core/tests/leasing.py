@@ -1,4 +1,4 @@
-"""A queue in memory whose receiver keeps the contract, notes every settlement, and fails where it is told to."""
+"""A queue in memory whose receiver keeps the contract, notes every settlement, and fails where the test says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triage: what people have parked stays where it is, whoever redrives, and whatever kills or races them."""
+"""Triage: letters that people have parked stay in place, in every redrive, whatever kills or races it."""
 
 from __future__ import annotations
 

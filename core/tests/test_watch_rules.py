@@ -38,7 +38,7 @@ def told(changes: list[Change]) -> list[tuple[str, str, str]]:
 
 
 def again(alerts: Alerts, rules: Rules) -> Alerts:
-    """What a restart makes of them."""
+    """Alerts after a restart."""
     return Alerts.from_dict(rules, json.loads(json.dumps(alerts.to_dict())))
 
 

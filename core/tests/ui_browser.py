@@ -1,4 +1,4 @@
-"""The page in a process of its own, and Chromium at it. Nothing is downloaded: both programs are the system's."""
+"""The page in its own process, and Chromium at it. Nothing is downloaded: both programs are the system's."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """What a person reads."""
+        """The text that a person reads."""
         return self.driver.find_element(By.TAG_NAME, "body").text
 
     @property
@@ -99,28 +99,28 @@ class Screen:
         return list(self.driver.find_elements(By.CSS_SELECTOR, css))
 
     def one(self, css: str) -> WebElement:
-        """Return the first element of a CSS selector, once it is there."""
+        """Return the first element of a CSS selector, once it exists."""
         self.until(lambda: bool(self.all(css)), css)
         return self.all(css)[0]
 
     def link(self, text: str) -> WebElement:
-        """Return the link with a text in it, once it is there."""
+        """Return the link with a text in it, once it exists."""
         return self._with_text("a", text)
 
     def button(self, text: str) -> WebElement:
-        """Return the button with a text in it, once it is there."""
+        """Return the button with a text in it, once it exists."""
         return self._with_text("button", text)
 
     def press(self, text: str) -> None:
-        """Press a button, and wait until the next page is there."""
+        """Press a button, and wait until the next page is loaded."""
         self.leave(self.button(text).click)
 
     def follow(self, text: str) -> None:
-        """Follow a link, and wait until the next page is there."""
+        """Follow a link, and wait until the next page is loaded."""
         self.leave(self.link(text).click)
 
     def leave(self, act: Callable[[], object]) -> None:
-        """Do what leads to another page, and wait until that one is there."""
+        """Do what leads to another page, and wait until that one is loaded."""
         before = self.driver.find_element(By.TAG_NAME, "html")
         act()
         self.until(lambda: _is_gone(before), "another page")
@@ -166,7 +166,7 @@ def _is_gone(element: WebElement) -> bool:
 
 
 class Served:
-    """A page that `redelivery ui` serves, in a process of its own.
+    """A page that `redelivery ui` serves, in its own process.
 
     Attributes:
         start: the start URL.

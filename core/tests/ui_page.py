@@ -1,4 +1,4 @@
-"""A page over a place of this process, and a browser of its own kind: httpx, with a browser's headers."""
+"""A page over a place of this process, and a simple browser: httpx, with a browser's headers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Browser(TestClient):
             text = self.get(path).text
             if 'aria-busy="true"' not in text or time.monotonic() > ends:
                 return text
-            time.sleep(0.02)  # the look is in a thread of its own
+            time.sleep(0.02)  # the look has its own thread
 
 
 Opened = Callable[..., Browser]

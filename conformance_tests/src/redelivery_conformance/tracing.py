@@ -68,7 +68,7 @@ class FileMetrics(MetricExporter):
 
 @dataclass(frozen=True)
 class Span:
-    """What a test asks of a span; ids in hexadecimal digits."""
+    """The parts of a span that a test checks; ids in hexadecimal digits."""
 
     name: str
     trace: str

@@ -181,7 +181,7 @@ _succeeded = Circuit.succeeded
 
 
 def permanent_errors_count(self: Circuit, error: BrokerError) -> bool:
-    """What is a message's own fault counts as an outage."""
+    """A message's own fault counts as an outage."""
     return True
 
 

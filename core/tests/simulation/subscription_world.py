@@ -375,7 +375,7 @@ class SubscriptionWorld(World):
         return self._flood() if name in self.flooded else ""
 
     def _flood(self) -> str:
-        """What is wrong with the number of letters that an outage has made: some open the breaker, and no more."""
+        """The error in the number of letters that an outage has made: some open the breaker, and no more."""
         breaker = self.settings["breaker"]
         most = 0 if breaker is None else (breaker.failures - 1) * (2 + self.restarts + self.returned)
         if breaker is None or len(self.flooded) <= most:

@@ -1,4 +1,4 @@
-"""A redrive is a Spark job: every letter once at its destination, whoever is killed."""
+"""A redrive is a Spark job: every letter once at its destination, whichever process is killed."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_hostile_state_is_dropped() -> None:
     "state", [b"\x1b[31m=1", b"a=b=c", b"x" * 400, b"A=1", ", ".join(f"k{n}=v" for n in range(40)).encode()]
 )
 def test_a_state_of_no_known_form_is_no_line_of_the_log(state: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """OpenTelemetry's API would write one for each message, with the text of whoever sent it."""
+    """OpenTelemetry's API would write one for each message, with the sender's text."""
     found = context.of_headers((("traceparent", GOOD.encode()), ("tracestate", state)))
     assert found is not None
     assert len(found.span_context().trace_state) == 0

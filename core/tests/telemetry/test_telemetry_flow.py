@@ -1,4 +1,4 @@
-"""What is sent, given up, redriven and handled is seen in spans and metrics, and no message is changed for it."""
+"""Messages that are sent, given up, redriven and handled are seen in spans and metrics, and no message is changed."""
 
 from __future__ import annotations
 

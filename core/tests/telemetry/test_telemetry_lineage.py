@@ -1,4 +1,4 @@
-"""A write is told to OpenLineage, and whatever happens there never fails or delays it for long."""
+"""A write is reported to OpenLineage; an error there never fails it, and delays it only briefly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row that Spark writes, that dies, is redriven and handled is one trace, and its write is told to OpenLineage."""
+"""A row that Spark writes, that dies, is redriven and handled is one trace; OpenLineage hears of the write."""
 
 from __future__ import annotations
 

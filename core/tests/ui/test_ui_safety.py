@@ -204,7 +204,7 @@ def test_a_link_on_another_site_is_opened_again_from_here(opened: Opened) -> Non
     assert 'content="0;url=/places/orders/letters?where=code=X&amp;a=%22%3E%3Cscript%3E"' in answer.text
     assert "<script" not in answer.text
     again = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate"}
-    assert browser.get("/places/orders", headers=again).status_code == 401  # and not for ever
+    assert browser.get("/places/orders", headers=again).status_code == 401  # and not forever
 
 
 @pytest.mark.parametrize("path", ["//evil.example/x", "/\\evil.example", "///evil.example"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-#: Deeper values are refused: they would exhaust the stack of whoever looks at them.
+#: Deeper values are refused: they would exhaust the stack of their reader.
 DEPTH: Final = 200
 _BLANKS: Final = re.compile(r"[ \t\n\r]*")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
@@ -325,7 +325,7 @@ def _indented(value: Any, line: str, out: list[str]) -> None:
 
 
 def _simple(value: Any) -> str:
-    """Return the text of a value without members. Text that is no Unicode is escaped."""
+    """Return the text of a value without members. Text that is not Unicode is escaped."""
     if isinstance(value, Number):
         return value.text
     written = json.dumps(value, ensure_ascii=False)

@@ -245,7 +245,7 @@ def _shown_edits(arguments: argparse.Namespace) -> Callable[[Letter, Message, Me
 
 
 def _redrive_by_spark(arguments: argparse.Namespace, spec: DeliverySpec | None, client: dict[str, str]) -> int:
-    """Do the same as a Spark job, in a session of its own."""
+    """Do the same as a Spark job, in its own session."""
     if arguments.id:
         raise ConfigurationError("--id: a Spark job takes conditions: write --where id=...")
     from redelivery.spark import java  # noqa: PLC0415 - Spark is an extra, and takes seconds
@@ -257,7 +257,7 @@ def _redrive_by_spark(arguments: argparse.Namespace, spec: DeliverySpec | None, 
     try:
         from redelivery.spark import redrive  # noqa: PLC0415 - as above
 
-        # The run after Spark, which has a handler of its own for Ctrl-C.
+        # The run after Spark, which has its own handler for Ctrl-C.
         with _audited(arguments, "redrive", place) as told, _Run(arguments) as run:
             settings = run.settings
             report = redrive(

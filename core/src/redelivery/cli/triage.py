@@ -1,6 +1,6 @@
 """`redelivery dead-letters park|unpark|note|history URL`: what people have decided about letters and groups.
 
-These commands move no letter. What they note lies beside the journal, and not at the broker.
+These commands move no letter. Their notes lie beside the journal, and not at the broker.
 """
 
 from __future__ import annotations

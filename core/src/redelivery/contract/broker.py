@@ -423,7 +423,7 @@ class DeadLetters(Role):
         """Return the point behind the newest letter that exists now, as opaque text.
 
         Cursors are for streams of letters: `Wanted(after=, before=)` bounds what is read. Letters between two cursors
-        are the same at each look, apart from those removed meanwhile.
+        are the same at each look, apart from those removed since.
 
         Args:
             after: an earlier cursor; None: before the oldest letter.
@@ -514,8 +514,8 @@ class Broker(Role):
         """Return the URLs of the places that `dead_letters` reads; the first one names them all.
 
         People and journals know the letters by that name; it is the same each time. Unlike `native_sink`, no writer
-        needs these places: one that nobody can send to is among them, and nothing has to be provisioned. The default is
-        the native sink alone.
+        needs these places: one that accepts no messages may be among them, and nothing has to be provisioned. The
+        default is the native sink alone.
 
         Raises:
             BrokerError, ConfigurationError, Unsupported

@@ -45,7 +45,7 @@ class Decoder:
     Attributes:
         name: short, lower case; the page offers it under this name.
         decode: returns a message's body as text, None where it is not in this form. Anyone may have written the
-            message. It is called in a thread of its own, several at once, and shall return within two seconds; what it
+            message. It is called in its own thread, several at once, and shall return within two seconds; what it
             raises is shown in one line.
     """
 

@@ -90,7 +90,7 @@ class AuditLog:
             place: URL of the dead letter queue.
             selection: which letters, for people.
             outcome: as in `Entry`.
-            details: what else is told, ready for JSON. Secrets are redacted here.
+            details: further facts, ready for JSON. Secrets are redacted here.
             who: does it; None: the user who runs this process.
             operation: of an earlier line; None: a new one.
 
@@ -160,7 +160,7 @@ class AuditLog:
         return list(reversed(found))
 
     def _append(self, line: bytes) -> None:
-        """Append a line in one write. What a killed process has cut gets its own line."""
+        """Append a line in one write. A line that a killed process has cut is ended first."""
         try:
             make_private_folder(self.path.parent)
             refuse_link(self.path)

@@ -76,7 +76,7 @@ _TOKEN: Final = re.compile(
                 r"[\"'](?=[A-Za-z<]))"
             ),
             r"(?P<constant>[\"'](?=[A-Z][A-Z0-9]{2,40}_[A-Z0-9_]{2,40} - ))",
-            # quoted values; an apostrophe within a word is none. One that never ends reaches to the end.
+            # quoted values; an apostrophe within a word is not a quote. A quote that is not closed reaches to the end.
             (
                 rf"(?P<quoted>(?<![{_WORD}\"'])(?:'[^']*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|`[^`]*+(?:`|\Z))"
                 "|\u201c[^\u201c\u201d]*+(?:\u201d|\\Z)|\u00ab[^\u00ab\u00bb]*+(?:\u00bb|\\Z))"
@@ -194,7 +194,7 @@ def _token(text: str) -> str:
 
 
 def _port(match: re.Match[str]) -> str:
-    """Return a host with its port; a line of a source file is none."""
+    """Return a host with its port; a line number of a source file is not a port."""
     name, port = match["name"], match["port"]
     is_host = "." in name or len(port) >= _PORT_DIGITS or name == "localhost"
     if not is_host or _SOURCE.search(name):

@@ -429,7 +429,7 @@ def sent_edited(
     """Return the message that a redrive sends for a letter that it edits; arguments as of `sent_back`.
 
     It is another message than the one that failed. It never goes under the identity of the first one, by which a
-    destination that has that one would drop it; and an event gets the id of its hop, whoever wrote it. Raises Stays.
+    destination that has that one would drop it; and an event of any application gets the id of its hop. Raises Stays.
     """
     renamed = new_ids or events.event_in(dialects.strip(letter.message)) is not None
     fresh = replace(context, maybe_delivered=False)

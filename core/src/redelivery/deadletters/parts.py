@@ -2,7 +2,7 @@
 
 They share a folder, `<journal>.parts`. A part notes there what it has sent, in its own journal, and how far it is. The
 leader holds the redrive's own journal, and with it the right to redrive this place, and writes there when all must
-stop. A part whose leader has gone, or has been followed by another, stops by itself: nobody else may send its letters
+stop. A part whose leader has gone, or has been followed by another, stops by itself: no other part may send its letters
 before.
 """
 

@@ -1,7 +1,7 @@
 """`Patch`: how letters are edited before they are sent back, and what that changes in one (`diff`).
 
 A patch changes the message as a redrive would send it: the body as JSON (JSON Patch, RFC 6902), headers, key and
-destination. What it does not name stays as it was, to the byte where it can: see `redelivery.base.verbatim`.
+destination. All else stays as it was, to the byte where it can: see `redelivery.base.verbatim`.
 """
 
 from __future__ import annotations

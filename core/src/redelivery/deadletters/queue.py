@@ -140,7 +140,7 @@ class DeadLetterQueue:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the broker of these letters can do."""
+        """The capabilities of the broker of these letters."""
         return self._broker.capabilities
 
     @property

@@ -291,7 +291,7 @@ class Transfer:
             self.report.stopped = None  # that is how following ends
 
     def _run_waves(self, waves: WaveRun, letter_sender: LetterSender, rate: RateLimit) -> None:
-        """Send wave after wave. Each is a look of its own: a broker that cannot look without taking hides nothing."""
+        """Send wave after wave. Each has its own look: a broker that cannot look without taking hides nothing."""
         report, more, limited = self.report, True, None
         while report.stopped is None:
             report.wave, report.returned = waves.wave.number, waves.known

@@ -28,7 +28,7 @@ _LOOK_AFTER: Final = 1.0
 _WHOLE: Final = 1.0
 #: A look that was given up is followed by one that may take so many times as long.
 _LONGER: Final = 4
-#: What a look needs of a letter: its marker is a header.
+#: The parts of a letter that a look needs: its marker is a header.
 _CAUSES: Final = 100
 _COLUMNS: Final = frozenset({"headers"})
 

@@ -28,7 +28,7 @@ from redelivery.deadletters.trust import context_of, contexts_of
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.formats import dialects
 
-#: What a condition can compare, besides `header.<name>`: how it is read from a letter with its whole context.
+#: The fields that a condition can compare, besides `header.<name>`: read from a letter with its whole context.
 TEXTS: Final[Mapping[str, Callable[[Letter, ErrorContext], str | None]]] = {
     "id": lambda letter, context: letter.message.id or context.message_id,
     "position": lambda letter, _: letter.position,
@@ -439,7 +439,7 @@ def _of_age(text: str, sign: str, value: str) -> Condition:
     return Condition(text, holds, narrow=narrow)
 
 
-#: Conditions that are no single field: how each is made of its text, sign and value.
+#: Conditions on more than one field: how each is made of its text, sign and value.
 _MADE: Final[Mapping[str, Callable[[str, str, str], Condition]]] = {
     AGE: _of_age,
     GROUP: _of_group,

@@ -107,7 +107,7 @@ class GroupSummary:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """What a dead letter queue holds.
+    """The contents of a dead letter queue, counted.
 
     Attributes:
         count: letters.
@@ -291,7 +291,7 @@ def _times(batch: LetterBatch, last_failure_ms: Sequence[int | None]) -> list[in
 
 
 class _Gathered:
-    """What was counted so far."""
+    """The counts so far."""
 
     def __init__(self, groups: int, bins: int) -> None:
         self.summary = Summary()

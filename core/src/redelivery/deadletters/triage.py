@@ -34,14 +34,14 @@ from redelivery.deadletters.redrive import digests_of
 from redelivery.errors import ConfigurationError, JournalError
 from redelivery.formats import dialects
 
-#: What a decision is about.
+#: The subject of a decision.
 What: TypeAlias = Literal["letter", "group"]
 
 #: Marks the file as ours (SQLite's `application_id`).
 _MARK: Final = 0x72644C74
 #: Seconds to wait for another process's change.
 _BUSY: Final = 10.0
-#: What a broker says of where a letter came from, and whom it is for.
+#: A broker's word on where a letter came from, and whom it is for.
 _SOURCE: Final = ("destination", "target", "subscriber", "source_topic", "source_partition", "source_offset")
 #: Digits of a key that its message alone decides.
 _DIGEST: Final = 24
@@ -76,9 +76,9 @@ def keys_of(letters: LetterBatch) -> list[str]:
     """Return what tells each letter from others: 36 hexadecimal digits.
 
     24 are a digest of its id, key, body, time and headers; the headers of a letter of ours say where it failed, for
-    whom, and how often it was sent back. 12 are a digest of its own destination, of the broker's own columns, and of
-    what the broker says of where it came from, where no header does. Letters that are alike in all of that are parked
-    alike.
+    whom, and how often it was sent back. 12 are a digest of the letter's destination, of the broker's own columns, and
+    of what the broker says of where it came from, where no header does. Letters that are alike in all of that are
+    parked alike.
     """
     return [said + _source(letters, row) for row, said in enumerate(digests_of(letters))]
 
@@ -103,7 +103,7 @@ def _source(letters: LetterBatch, row: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """What is parked at a place at some moment; plain data that travels to the tasks of a job.
+    """The parked letters and groups of a place at some moment; plain data that travels to the tasks of a job.
 
     Attributes:
         groups: fingerprints.
@@ -136,7 +136,7 @@ def _digests(letters: frozenset[str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What is decided of a letter or a group.
+    """A decision on a letter or a group.
 
     Attributes:
         what: a letter or a group.

@@ -103,7 +103,7 @@ class CoroutineWorkers(Workers):
             else:
                 with self._observer.process(leased.received, leased):
                     refuse_awaitable(await handler(leased.received.message), "await it in the handler")
-        except asyncio.CancelledError as error:  # its own, or ours, and then nobody looks at the result
+        except asyncio.CancelledError as error:  # its own, or ours: then the result is not used
             said = Retriable("the handler was cancelled", code=Code.HANDLER_FAILED, native_code="CancelledError")
             said.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - told to the loop of the subscription, which decides what follows

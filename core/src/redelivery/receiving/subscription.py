@@ -201,7 +201,7 @@ class Subscription:
 
     @property
     def outage(self) -> Outage | None:
-        """The outage that has paused receiving, for metrics and health checks; None: there is none now."""
+        """The outage that has paused receiving, for metrics and health checks; None: no outage now."""
         circuit = None if self._running is None else self._running.circuit
         since, error = (None, None) if circuit is None else (circuit.since, circuit.error)
         if since is None or error is None:

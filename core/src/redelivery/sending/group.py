@@ -19,7 +19,7 @@ from redelivery.errors import BrokerError, Throttled
 
 T = TypeVar("T")
 
-#: What a context adds to a message, roughly.
+#: The size that a context adds to a message, roughly.
 _CONTEXT_BYTES: Final = 1500
 #: Errors that an error is chained from; one with more reads like no other.
 _LONGEST_CHAIN: Final = 20

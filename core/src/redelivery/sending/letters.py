@@ -1,6 +1,6 @@
 """Letters of a group: the messages with their error context, in the form that a sink takes, made by column.
 
-What the rows of a group have in common is written once.
+Parts that all rows of a group share are written once.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Reporter:
 
 
 class _Told(NamedTuple):
-    """What a letter shows of an error, beyond what the errors of a group share."""
+    """The details of an error in a letter, beyond those that the errors of a group share."""
 
     reason: str
     exception: str | None

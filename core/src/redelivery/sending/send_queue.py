@@ -37,8 +37,8 @@ class Bounds:
 
     They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
     to a sink. All count together, so an outage does not increase their number. The bound on their number also limits
-    what a failed row costs besides its bytes: about 0.4 KiB where many rows fail alike, up to 1.5 KiB where each has an
-    error code of its own (measured). Letters are made in pieces when they are sent, and count as in flight to the sink.
+    what a failed row costs besides its bytes: about 0.4 KiB where many rows fail alike, up to 1.5 KiB where each has
+    its own error code (measured). Letters are made in pieces when they are sent, and count as in flight to the sink.
 
     Attributes:
         in_flight_records, in_flight_bytes: of all together. One batch is always let through.

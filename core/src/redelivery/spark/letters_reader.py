@@ -84,7 +84,7 @@ class LetterScan:
 
     @property
     def wanted(self) -> Wanted:
-        """What the broker is asked for."""
+        """The part of the letters that the broker is asked for."""
         settings = self.settings
         sources = letter_schema.sources(self.columns)
         if settings.run is not None:

@@ -42,7 +42,7 @@ _PRODUCER: Final = "https://pypi.org/project/redelivery"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """What is told of a write that has succeeded.
+    """The facts about a write that has succeeded.
 
     Attributes:
         url: the destination.

@@ -23,7 +23,7 @@ log = logging.getLogger("redelivery.spark")
 class DeliveryListener(StreamingQueryListener):
     """Shows what became of the rows of each micro-batch: `spark.streams.addListener(DeliveryListener(folder))`.
 
-    Spark commits a micro-batch in a process of its own, which writes the report; this reads it.
+    Spark commits a micro-batch in a separate process, which writes the report; this reads it.
 
     Args:
         reports: the folder that the query's option `reportPath` names, on this machine.

@@ -135,7 +135,7 @@ class WriteSettings:
         configs: all options in the form that may be shown.
         shared_mount: a one-host destination may be used on a cluster.
         preflight: the driver opens destination and sinks before any task does.
-        redelivered: where the letters are that the rows redeliver, to be removed; None: the rows are no letters.
+        redelivered: where the letters are that the rows redeliver, to be removed; None: the rows are not letters.
     """
 
     url: str
@@ -331,7 +331,7 @@ def _client_options(
     """Check one plugin's client options, and the URL with them, as far as possible without the secrets.
 
     Returns:
-        The client options, and those of our own options that apply to every plugin.
+        The client options, and those of our options that apply to every plugin.
     """
     for name in client:
         if name.partition(".")[0].lower() != plugin.name:

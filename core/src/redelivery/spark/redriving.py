@@ -315,7 +315,7 @@ class _Redrive:
 
 
 class _Resumed(NamedTuple):
-    """What the parts have removed that earlier runs had sent: their accounts, and the parts without it."""
+    """Letters of earlier runs that the parts have removed: their accounts, and the parts without it."""
 
     found: list[tuple[RedriveReport, list[str]]]
     plan: list[Part]

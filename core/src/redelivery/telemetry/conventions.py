@@ -1,7 +1,7 @@
 """The names of spans, metrics and attributes, as constants.
 
 Those of OpenTelemetry are its semantic conventions for messaging (status: development, version 1.38), those of Connect
-KIP-298's. What has no convention begins with `redelivery.`.
+KIP-298's. A name without a convention begins with `redelivery.`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BATCH_COUNT: Final = "messaging.batch.message_count"
 MESSAGE_ID: Final = "messaging.message.id"
 SERVER_ADDRESS: Final = "server.address"
 ERROR_TYPE: Final = "error.type"
-#: An error without a type of its own.
+#: An error without its own type.
 OTHER_ERROR: Final = "_OTHER"
 
 # --- attributes of ours ---
@@ -27,7 +27,7 @@ HOP: Final = "redelivery.hop"
 CODE: Final = "redelivery.code"
 RUN: Final = "redelivery.run"
 SUBSCRIPTION: Final = "redelivery.subscription"
-#: Of a link: why it is there ("message": the context of a message, "failure": where it failed, "batch": its send).
+#: Of a link: why it exists ("message": the context of a message, "failure": where it failed, "batch": its send).
 LINK: Final = "redelivery.link"
 
 # --- metrics ---

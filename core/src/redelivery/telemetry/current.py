@@ -52,7 +52,7 @@ class Telemetry:
 
     def flush(self, seconds: float = FLUSH) -> None:
         """Export what is recorded, waiting at most so long. Never raises: telemetry must not fail a job."""
-        # On a thread of its own: not every processor keeps the timeout that it is given.
+        # On its own thread: not every processor keeps the timeout that it is given.
         thread = threading.Thread(target=self._flush, args=(seconds,), name="redelivery-telemetry", daemon=True)
         thread.start()
         thread.join(seconds)

@@ -1,7 +1,7 @@
 """Spans and metrics of what a subscription receives, handles and settles.
 
 A handler runs inside its process span, which is a child of the message's own context. Messages are leased ahead of
-their handlers, so there is no span for receiving (the conventions forbid it), but metrics.
+their handlers, so receiving has metrics and no span (the conventions forbid it).
 """
 
 from __future__ import annotations

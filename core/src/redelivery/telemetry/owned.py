@@ -66,7 +66,7 @@ def _end(span: Any, token: Any, kind: str | None) -> None:
 
 @harmless(None)
 def here() -> str | None:
-    """Return the `traceparent` of the current span; None where there is none, or it is not recorded."""
+    """Return the `traceparent` of the current span; None without a current span, or where it is not recorded."""
     if current() is None:
         return None
     from opentelemetry import trace  # noqa: PLC0415 - only where there is an SDK

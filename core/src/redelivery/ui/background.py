@@ -24,7 +24,7 @@ log = logging.getLogger("redelivery.ui")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State(Generic[T]):
-    """What is known of some work.
+    """The state of some work.
 
     Attributes:
         phase: "never" begun, "running", "done" or "failed".
@@ -74,7 +74,7 @@ class Background(Generic[T]):
 
     Args:
         name: for threads.
-        work: called in a thread of its own; it shall end soon after `Run.stop` returns True.
+        work: called in its own thread; it shall end soon after `Run.stop` returns True.
         seconds: how long it may take.
         slots: shared with others: how much such work goes on at a time. Who waited some seconds goes on without one,
             because those who have one may hang.
@@ -111,7 +111,7 @@ class Background(Generic[T]):
 
     @property
     def state(self) -> State[T]:
-        """What is known now."""
+        """The state now."""
         with self._lock:
             state, run = self._state, self._run
         if not state.is_running or run is None:

@@ -33,7 +33,7 @@ class Body:
 
 
 def body_of(letter: Letter, mask: Mask) -> Body:
-    """Return a letter's body as it is edited."""
+    """Return a letter's body in the form that is edited."""
     try:
         text = (letter.message.value or b"").decode("utf-8")
         shown = verbatim.pretty(verbatim.loads(text))
@@ -60,7 +60,7 @@ def patch_of(letter: Letter, answers: Mapping[str, str], mask: Mask) -> str:
     """Return the patch, as JSON, that makes of a letter what a form says.
 
     Args:
-        letter: as it is now.
+        letter: its present state.
         answers: `body`: its JSON; `set`: headers, a line each (`name: value`); `unset`: names of headers, a line each;
             `new_key`: "1" where `key` is the new one.
         mask: as of `body_of`.

@@ -120,7 +120,7 @@ class Export:
                     return
 
     def _batch(self, batch: LetterBatch) -> bool:
-        """Send a batch; return False where nobody wants more."""
+        """Send a batch; return False where the reader wants no more."""
         piece: list[bytes] = []
         size = 0
         for index in range(len(batch)):

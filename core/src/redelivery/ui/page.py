@@ -50,7 +50,7 @@ View = Callable[["Page", Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a page was started with.
+    """The settings that a page was started with.
 
     Attributes:
         sources: the places.
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a look at a place has found.
+    """The result of a look at a place.
 
     Attributes:
         summary: counts and groups.
@@ -108,7 +108,7 @@ class Shelf:
 
     @property
     def can(self) -> Capabilities | None:
-        """What the place's broker can do; None: not known yet, or never."""
+        """The capabilities of the place's broker; None: not known yet, or never."""
         return self.opened.state.result
 
     @property
@@ -121,7 +121,7 @@ class Shelf:
         """Call a function with the letters: those that were kept, where looking takes, else the place itself.
 
         Raises:
-            ConfigurationError: looking takes here, and nobody has pressed "look" yet.
+            ConfigurationError: looking takes here, and "look" was not pressed yet.
             BrokerError
         """
         if self.takes:

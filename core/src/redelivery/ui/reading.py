@@ -163,7 +163,7 @@ def window(
     parked = letters.parked()
 
     def some(batch: LetterBatch) -> bool:
-        """Keep what is wanted of a batch; return whether more are there than wanted."""
+        """Keep what is wanted of a batch; return whether more exist than wanted."""
         nonlocal passed
         start = min(len(batch), max(0, first - passed))
         for index in range(start, len(batch)):

@@ -1,6 +1,6 @@
 """Who may use the page: one browser of one person on this machine, and no other site in that browser.
 
-Every request passes here first. It must be for this host's own address (a name that somebody else's DNS points here is
+Every request passes here first. It must be for this host's own address (a name that another DNS server points here is
 refused), hold the session's cookie, and, where it changes anything, come from a page of ours with that session's token.
 """
 

@@ -78,7 +78,7 @@ def _bound(port: int) -> socket.socket:
         if os.name == "posix":
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((ADDRESS, port))
-        bound.listen()  # whoever opens the URL at once waits, and is not refused
+        bound.listen()  # a browser that opens the URL at once waits, and is not refused
     except (OSError, OverflowError) as error:
         bound.close()
         why = error.strerror if isinstance(error, OSError) else "it is not a port"

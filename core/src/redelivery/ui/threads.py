@@ -1,4 +1,4 @@
-"""Blocking calls to a broker, in threads: a few at a time, and nobody waits longer than asked for."""
+"""Blocking calls to a broker, in threads: a few at a time, and no caller waits longer than asked for."""
 
 from __future__ import annotations
 

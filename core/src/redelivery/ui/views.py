@@ -40,7 +40,7 @@ from redelivery.ui.threads import Lane, TooSlow
 
 #: Letters on a page.
 ROWS: Final = 50
-#: Letters that a page can begin behind: whoever needs more has a condition in mind.
+#: Letters that a page can begin behind: to see more, give a condition.
 _DEEPEST: Final = 1_000_000
 #: Seconds that reading a page of letters takes at most, and where more are asked for.
 _READING: Final = 8

@@ -87,7 +87,7 @@ class Watched:
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """What is known of a place, from all looks.
+    """The state of a place, from all looks.
 
     Attributes:
         count, parked, oldest_ms: as in `Snapshot`.

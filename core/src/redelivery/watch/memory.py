@@ -25,7 +25,7 @@ _LARGEST: Final = 16 * 1024 * 1024
 
 
 class Memory:
-    """What is remembered of one place.
+    """The memory of one place.
 
     Args:
         identity: what tells the place from others, without secrets.
@@ -59,7 +59,7 @@ class Memory:
         log.warning("watch: %s is not used, so no group is known: %s", self.path, why)
 
     def write(self, said: Mapping[str, Any]) -> None:
-        """Remember this, whole or not at all. A file that cannot be written is told once, and the watch goes on."""
+        """Remember this, whole or not at all. A file that cannot be written is logged once, and the watch goes on."""
         document = json.dumps({"version": _VERSION, "place": self._identity, **said})
         beside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         try:

@@ -25,7 +25,7 @@ _PLACE: Final = ("place", "broker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceFigures:
-    """What is published of a place.
+    """The published figures of a place.
 
     Attributes:
         place, broker: its labels.
@@ -51,7 +51,7 @@ class Metrics(Collector):
 
     Args:
         figures: returns what is known of each place; called by the threads that serve.
-        results: returns what became of the webhook's requests; None: there is no webhook.
+        results: returns the webhook's requests by result; None: without a webhook.
         clock: the time.
     """
 

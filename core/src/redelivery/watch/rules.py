@@ -1,7 +1,7 @@
 """`Alerts`: which alerts a place has, from what each look found. Pure: the time is part of what was found.
 
 An alert is raised once and resolved once: between the level that raises it and the level that resolves it, nothing
-happens. A look that failed says nothing about letters, so it leaves alerts about letters as they are.
+happens. A look that failed says nothing about letters, so it does not change alerts about letters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is alerted at one place. A place that cannot be looked at always is.
+    """The alerts that are wanted at one place. A place that cannot be looked at always raises one.
 
     Attributes:
         older_than: the oldest letter is so old; None: no such alert.
@@ -124,7 +124,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something that a person is told of.
+    """An alert that is raised or resolved, as people read it.
 
     Attributes:
         rule: why.
@@ -305,7 +305,7 @@ class Alerts:
 
     def _alert_new(self, new: Sequence[SeenGroup], found: Snapshot) -> Iterator[Change]:
         active = sum(rule is Rule.NEW_GROUP and subject != MORE for rule, subject in self._active)
-        # Where not all groups are told apart, one that was among the rest before may look new.
+        # Where not all groups are known by name, one that was among the rest before may look new.
         alone = 0 if found.others else max(0, MOST_NEW - active)
         for each in new[:alone]:
             what = f"dead letters of a new group, {each.fingerprint}: {each.count:,}, {each.code or 'UNKNOWN'}"

@@ -1,4 +1,4 @@
-"""What is watched, and how: from the command line, else from `redelivery.toml`, else by default.
+"""The places to watch, and how: from the command line, else from `redelivery.toml`, else by default.
 
 [watch]
 interval = "30s"
@@ -51,7 +51,7 @@ _LARGEST_PORT: Final = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the command line says; None: nothing of it.
+    """The values of the command line; None: not given.
 
     Attributes:
         names: URLs, and names of places; none: all places of the file.
@@ -68,14 +68,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is watched, and how.
+    """The places to watch, and how.
 
     Attributes:
         places: with their rules.
         interval: between the beginnings of two looks at a place.
         listen: host and port of the endpoint; None: no endpoint.
         webhook: reference of its URL; None: no webhook.
-        form: of what the webhook is told.
+        form: of what is posted to the webhook.
     """
 
     places: Sequence[tuple[Watched, Rules]]

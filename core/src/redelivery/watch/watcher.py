@@ -51,7 +51,7 @@ class PlaceWatch:
         memory: what is remembered of the place.
         stop: whether the watch ends.
         audit: where redrives are recorded; None: they are not counted.
-        looker: looks at it; None: one of its own.
+        looker: looks at it; None: a new one.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Watch:
         places: with their rules.
         clock: the time.
         interval: seconds between the beginnings of two looks at a place.
-        webhook: is told of alerts; started by the caller.
+        webhook: gets the alerts; started by the caller.
         folder: where each place is remembered; None: beside the journals of redrives.
     """
 

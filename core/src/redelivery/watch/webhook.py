@@ -91,7 +91,7 @@ def body_of(form: Form, notices: Sequence[Notice], now_ms: int) -> Any:
 
     Args:
         form: whose.
-        notices: what is told.
+        notices: the alerts to post.
         now_ms: milliseconds since the epoch.
     """
     if form is Form.SLACK:
@@ -194,7 +194,7 @@ def target(reference: str) -> Target:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect becomes an error: whoever answers so would be told of the alerts' texts."""
+    """A redirect becomes an error: following it would send the alerts' texts to another host."""
 
     def redirect_request(
         self,

@@ -250,7 +250,7 @@ class KafkaReceiver(Resource, Receiver):
 
 
 class _Ended:
-    """What a call of `settle` does to the records of one partition.
+    """The effect of one call of `settle` on the records of one partition.
 
     Attributes:
         done: are settled.
