@@ -21,6 +21,7 @@ from redelivery.base.secrets import (
     LONGEST,
     Secret,
     guard_loggers,
+    holds_secret,
     literal_secrets,
     redact,
     redact_url,
@@ -546,3 +547,11 @@ def test_a_plugins_own_words_about_an_option_become_one_short_line_without_secre
     assert text.endswith("password ***")
     assert len(text) < 2000
     assert text.isprintable()
+
+
+@pytest.mark.parametrize("name", ["api_key", "apikey", "X-Api-Key", "apiKey", "AccountKey", "account.key"])
+def test_keys_of_services_are_secrets_by_their_names(name: str) -> None:
+    for text in (f"{name}={CANARY}", f'{{"{name}": "{CANARY}"}}', f"refused: {name}: {CANARY}, try again"):
+        assert CANARY not in redact(text)
+    assert holds_secret(name)
+    assert redact("the rapid key and the account, keyed by a=1") == "the rapid key and the account, keyed by a=1"

@@ -43,13 +43,13 @@ _URL_WORD: Final = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*+://[^
 _REFERENCE: Final = re.compile(r"(?:env|file)(?::|%3[Aa])[\w./~%-]+")
 #: `sas` counts where it is a word: `sasl_plaintext` is a protocol.
 _WORDS: Final = (
-    r"secret|passw|passphrase|token|credential|access.?key|access.?signature|private.?key|key\.pem|external.?id|"
+    r"secret|passw|passphrase|token|credential|(?:access|account|api).?key|access.?signature|private.?key|key\.pem|external.?id|"
     r"(?<![a-z])sas(?![a-z])|connection.?string|jaas|oauthbearer\.config"
 )
 _SECRET_NAME: Final = re.compile(f"(?i:{_WORDS})")
 #: Names of options whose value is a secret: fewer. Hiding too much does no harm; refusing too much does.
 _SECRET_OPTION: Final = re.compile(
-    r"(?i)passw|passphrase|secret$|client.?secret|(?:access|private|sas).?key$|key\.pem$|(?:session|sas).?token$|"
+    r"(?i)passw|passphrase|secret$|client.?secret|(?:access|account|api|private|sas).?key$|key\.pem$|(?:session|sas).?token$|"
     r"signature$|connection.?string|jaas|external.?id$|oauthbearer\.config$|(?:^|\.)token$"
 )
 _VALUE: Final = r"""b?\"(?:[^\"\\]|\\.)*+\"|b?'(?:[^'\\]|\\.)*+'|[^\s;,&\"'}]+"""
@@ -62,7 +62,8 @@ _PAIR: Final = re.compile(
 _ELEMENT: Final = re.compile(rf"<(?P<name>[A-Za-z0-9_.:-]*?(?i:{_WORDS})[A-Za-z0-9_.:-]{{0,64}}+)>(?P<value>[^<]+)")
 #: Each name that `_WORDS` finds holds one of these, in small letters.
 _NEEDED: Final = (
-    *("secret", "passw", "passphrase", "token", "credential", "access", "private", "key.pem", "external", "sas"),
+    *("secret", "passw", "passphrase", "token", "credential", "access", "account", "api", "private", "key.pem"),
+    *("external", "sas"),
     *("connection", "jaas", "oauthbearer.config"),
 )
 #: Other characters that a pattern takes for a letter of ASCII where its case does not count.
