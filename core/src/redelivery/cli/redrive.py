@@ -71,8 +71,17 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     redrive.set_defaults(run=_redrive)
     forward.set_defaults(run=_forward)
-    redrive.add_argument("--to", metavar="URL", help="send to this destination, not to the one where they failed")
-    redrive.add_argument(
+    _add_redrive(redrive)
+    _add_forward(forward)
+    for parser, returns in ((redrive, MAX_RETURNS), (forward, None)):
+        _add_run(parser, returns)
+    _add_move_back(what)
+    _add_removals(what)
+
+
+def _add_redrive(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", metavar="URL", help="send to this destination, not to the one where they failed")
+    parser.add_argument(
         "--allow-targets",
         action="append",
         default=[],
@@ -80,85 +89,94 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="follow the target that a letter's headers name, if it matches this (orders-*, or routing_key=a.*); a "
         "letter with another target stays; may be repeated",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--hop-limit", type=int, default=HOP_LIMIT, help="leave letters that came back this many times (default 5)"
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--new-ids",
         action="store_true",
         help="give every message the id of its hop (ID~HOP); default: only those that a writer of ours could not send",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--patch",
         type=Path,
         metavar="FILE",
         help="edit each letter as this file says (JSON or YAML: body, headers, key, destination); with --dry-run, show "
         "what would change",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--mask",
         action="append",
         default=[],
         metavar="PATTERN",
         help="with --patch and --dry-run: hide what matches this regular expression; may be repeated",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--waves",
         metavar="SIZES",
         help="send this many letters, wait for what comes back, then more, as in 1,10,100,1000; the last size repeats",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--stop-at",
         metavar="LIMIT",
         help="with --waves: stop when this many letters of a wave (5, or 2%%) are refused or dead again (default 2%%)",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--wave-wait",
         metavar="DURATION",
         help="with --waves: how long to wait for what comes back after each wave (default PT30S)",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--spark",
         metavar="MASTER",
         help="as a Spark job of this master (local[*], spark://HOST:7077): as many at once as it has cores",
     )
-    redrive.add_argument(
+    parser.add_argument(
         "--shared-mount",
         action="store_true",
         help="with --spark: --journal, and a destination of one host, lie on a mount that all hosts share",
     )
-    forward.add_argument("--to", metavar="URL", help="the only sink, in place of those of the delivery spec")
-    forward.add_argument(
+
+
+def _add_forward(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", metavar="URL", help="the only sink, in place of those of the delivery spec")
+    parser.add_argument(
         "--follow", action="store_true", help="go on with what is dead-lettered later, until Ctrl-C or SIGTERM"
     )
-    forward.add_argument(
+    parser.add_argument(
         "--interval", type=float, default=10.0, metavar="SECONDS", help="between two looks of --follow (default 10)"
     )
-    for parser, returns in ((redrive, MAX_RETURNS), (forward, None)):
-        add_place(parser, with_spec=True)
-        add_where(parser)
-        parser.add_argument(
-            "--limit",
-            type=int,
-            help="send at most this many letters, with those of a run that was killed or interrupted",
-        )
-        parser.add_argument("--rate", type=float, help="send at most this many letters per second")
-        parser.add_argument("--dry-run", action="store_true", help="only say how many would go")
-        parser.add_argument(
-            "--max-returns",
-            type=int,
-            default=returns,
-            help="stop when more than this many letters are refused or dead again (default 100)",
-        )
-        parser.add_argument(
-            "--journal",
-            type=Path,
-            metavar="FILE",
-            help="the file that notes what was sent (default: one file per place)",
-        )
-        parser.add_argument("--json", action="store_true", help="print the account as JSON")
-        add_who(parser)
-        add_progress(parser)
+
+
+def _add_run(parser: argparse.ArgumentParser, max_returns: int | None) -> None:
+    """Add which letters are moved, how far and how fast."""
+    add_place(parser, with_spec=True)
+    add_where(parser)
+    parser.add_argument(
+        "--limit",
+        type=int,
+        help="send at most this many letters, with those of a run that was killed or interrupted",
+    )
+    parser.add_argument("--rate", type=float, help="send at most this many letters per second")
+    parser.add_argument("--dry-run", action="store_true", help="only say how many would go")
+    parser.add_argument(
+        "--max-returns",
+        type=int,
+        default=max_returns,
+        help="stop when more than this many letters are refused or dead again (default 100)",
+    )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="the file that notes what was sent (default: one file per place)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the account as JSON")
+    add_who(parser)
+    add_progress(parser)
+
+
+def _add_move_back(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     back = what.add_parser(
         "move-back",
         help="have the broker itself move all letters back, where it can",
@@ -169,6 +187,9 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_place(back)
     add_who(back)
     back.add_argument("--wait", type=float, default=300.0, help="seconds that it may take (default 300)")
+
+
+def _add_removals(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     remove = what.add_parser(
         "remove", help="remove letters", description="Remove the letters that --id, --group or --where select."
     )
