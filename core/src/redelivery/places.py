@@ -125,7 +125,7 @@ def find(start: Path | None = None) -> Path | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file is there. A folder above the current one may not be ours to look into."""
+    """Whether a file exists. A folder above the current one may not be ours to look into."""
     try:
         return path.is_file()
     except PermissionError:

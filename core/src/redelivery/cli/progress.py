@@ -32,7 +32,7 @@ class Progress:
 
     Args:
         arguments: parsed, with those of `add_progress`.
-        total: how many there are; None where nobody knows.
+        total: how many exist; None: unknown.
         shares: lines of the command itself go to the same terminal, so that only a log gets lines.
     """
 

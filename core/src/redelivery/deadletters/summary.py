@@ -148,7 +148,7 @@ class Summary:
 
 
 class KnowsParked(Protocol):
-    """What is parked at a place: its triage, or the queue itself."""
+    """The parked letters of a place: known by its triage, or by the queue itself."""
 
     def parked(self) -> Parked:
         """Return what is parked now. Raises JournalError."""

@@ -153,7 +153,7 @@ class Workers:
 
 
 def refuse_awaitable(returned: object, hint: str) -> None:
-    """Refuse what a handler returned, where somebody should have awaited it. Raises Fatal."""
+    """Refuse a returned value that the handler should have awaited. Raises Fatal."""
     if returned is None or not inspect.isawaitable(returned):
         return
     if inspect.iscoroutine(returned):

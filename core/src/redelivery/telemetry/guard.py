@@ -18,7 +18,7 @@ _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
 _Instead = TypeVar("_Instead")
 
-#: What was logged: such an error may happen for each message.
+#: Errors that were logged: such an error may happen for each message.
 _told: Final[set[str]] = set()
 _MOST_TOLD: Final = 100
 

@@ -60,7 +60,7 @@ class Export:
         return await self._next(seconds)
 
     def end(self) -> None:
-        """End it: nobody wants more."""
+        """End it: the reader wants no more."""
         self._over.set()
 
     async def rest(self, first: bytes | None) -> AsyncIterator[bytes]:
