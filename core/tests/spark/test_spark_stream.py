@@ -2,10 +2,13 @@
 
 import json
 import os
+import queue
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
+
+from redelivery.spark import DeliveryListener
 
 
 @pytest.fixture
@@ -66,6 +69,34 @@ def test_each_micro_batch_is_delivered_and_accounted_for(lines, shelf, tmp_path)
         report = written[f"{query.id}-{number}.json"]
         assert (report["query"], report["batch"], report["run"]) == (query.id, number, f"{query.id}-{number}")
         assert (report["rows"], report["dead_lettered"], report["accounted"]) == (rows, dead, True)
+
+
+def test_a_listener_shows_each_micro_batch_and_one_that_raises_stops_nothing(spark, lines, shelf, tmp_path):
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    seen = queue.SimpleQueue()
+
+    def broken(report):
+        seen.put(report)
+        raise ValueError("of the function that shows reports")
+
+    listeners = [DeliveryListener(reports, show=show) for show in (broken, seen.put)]
+    for each in listeners:
+        spark.streams.addListener(each)
+    try:
+        lines.add("a", "permanent b").add("c", "d", "e")
+        query = run(lines.df, shelf.url(), tmp_path / "check", deadLetterSink="native", reportPath=reports)
+        found = [seen.get(timeout=60) for _ in range(4)]
+    finally:
+        for each in listeners:
+            spark.streams.removeListener(each)
+    assert query.exception() is None
+    assert sorted((each.run, each.rows, each.delivered, each.dead_lettered) for each in found) == [
+        (f"{query.id}-0", 2, 1, 1),
+        (f"{query.id}-0", 2, 1, 1),
+        (f"{query.id}-1", 3, 3, 0),
+        (f"{query.id}-1", 3, 3, 0),
+    ]
 
 
 def test_a_stream_may_have_a_name(lines, shelf, tmp_path):
