@@ -122,22 +122,25 @@ def installed() -> Registry:
     return found
 
 
-def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
+def connect(url: str, options: Mapping[str, str] | None = None, *, warn: bool = True) -> Broker:
     """Open the destination that a URL names, on this machine. No I/O yet: that begins with a role.
 
     Args:
         url: `<scheme>:...`; the plugin's README says what follows.
         options: client options with their `<plugin name>.` prefix; values may be secret references. With
             `redelivery.strict` set to true, an insecure connection is refused; otherwise it causes a warning.
+        warn: False: it causes none, as another process of the same job has given it.
 
     Raises:
         InvalidURL, UnknownScheme, UnknownOption, ConfigurationError: the last also where this deployment does not allow
             the plugin, a secret reference or a host (`redelivery.base.restrictions`).
     """
-    return open_broker(installed().by_url(url), url, options)
+    return open_broker(installed().by_url(url), url, options, warn=warn)
 
 
-def open_broker(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None = None) -> Broker:
+def open_broker(
+    plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None = None, *, warn: bool = True
+) -> Broker:
     """Open a URL by this plugin. As `connect`; for a plugin that is not installed as a distribution.
 
     An error is one short line without secrets, whatever the plugin raises. The frames that it passed are cleared,
@@ -145,7 +148,7 @@ def open_broker(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | Non
     """
     guard_loggers(GROUP, str(getattr(plugin.connect, "__module__", GROUP)).partition(".")[0])
     try:
-        return _opened(plugin, url, options)
+        return _opened(plugin, url, options, warn=warn)
     except Exception as error:
         if isinstance(error, ConfigurationError):
             error.args = (_line(str(error)), *error.args[1:])
@@ -181,7 +184,7 @@ def _line(text: str) -> str:
     return f"{text[: _LINE * 3 // 4]} ... {text[-_LINE // 4 :]}"
 
 
-def _opened(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None) -> Broker:
+def _opened(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None, *, warn: bool) -> Broker:
     allowed = restrictions()
     allowed.check_plugin(plugin.name)
     remember_literals(url)
@@ -199,7 +202,8 @@ def _opened(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None) -
     for each in broker.insecure:
         if strict or allowed.strict:
             raise ConfigurationError(f"{redact_url(url)}: {each}; {STRICT} refuses that")
-        _warn_once(f"{redact_url(url)}: {each}; {STRICT}=true would refuse that")
+        if warn:
+            _warn_once(f"{redact_url(url)}: {each}; {STRICT}=true would refuse that")
     return broker
 
 

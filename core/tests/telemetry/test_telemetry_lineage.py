@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from redelivery.errors import ToleranceExceeded
+from redelivery.registry import connect
 from redelivery.sending.report import DeliveryReport, DestinationReport
 from redelivery.spark import job, lineage
 from redelivery.spark.lineage import Write, dataset, emit, run_id
@@ -184,6 +185,17 @@ def test_a_place_is_named_by_openlineages_rules_without_a_secret(monkeypatch: py
     assert dataset("carrier:x") == ("carrier://one:9", "shop/orders")
     monkeypatch.setattr(lineage, "opened", lambda *_: None)  # the driver may lack a secret
     assert dataset("carrier://u:secret@one:9,two:9/shop?queue=orders") == ("carrier://one:9", "shop/orders")
+
+
+def test_a_url_that_is_opened_for_its_name_repeats_no_warning_of_what_is_insecure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:{tmp_path}/q.db?queue=orders"
+    monkeypatch.setattr(type(connect(url)), "insecure", ("anybody can read it",), raising=False)
+    assert dataset(url) == ("file", f"{tmp_path}/q.db/orders")
+    assert not caplog.records
+    connect(url)
+    assert "anybody can read it" in caplog.text
 
 
 class TestDeliveryListener:
