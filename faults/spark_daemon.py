@@ -27,8 +27,8 @@ def install(settings: Mapping[str, Any]) -> None:
     connect = registry.connect
     recorders: dict[int, Recorder] = {}
 
-    def recording(url: str, options: Mapping[str, str] | None = None) -> Broker:
-        broker = connect(url, options)
+    def recording(url: str, options: Mapping[str, str] | None = None, *, warn: bool = True) -> Broker:
+        broker = connect(url, options, warn=warn)
         make, to = broker.sender, DESTINATION if url == settings["url"] else SINK
 
         def sender() -> Sender:
