@@ -59,9 +59,9 @@ class Browser(TestClient):
         given = {"origin": ORIGIN, "sec-fetch-site": "same-origin", **headers}
         return self.post(path, data={"csrf": self.page.session.csrf, **(data or {})}, headers=given)
 
-    def settled(self, path: str) -> str:
+    def settled(self, path: str, seconds: float = 20.0) -> str:
         """Return a page once nothing goes on behind it."""
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + seconds
         while True:
             text = self.get(path).text
             if 'aria-busy="true"' not in text or time.monotonic() > ends:
