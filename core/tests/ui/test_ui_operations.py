@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from dataclasses import asdict, replace
-from datetime import timedelta
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import JournalError
 from redelivery.registry import connect
-from redelivery.ui import exporting, jobs
+from redelivery.ui import exporting, jobs, operations, orders
 from redelivery.ui.exporting import Export
 from redelivery.ui.showing import Mask
 from redelivery.ui.source import Source
@@ -208,10 +207,57 @@ def test_a_redrive_of_the_command_line_is_waited_for(opened: Opened, url: str) -
     assert left(url) == []
 
 
-def test_more_letters_than_were_confirmed_are_not_sent(opened: Opened, url: str) -> None:
+def test_letters_that_came_after_the_count_stay(opened: Opened, url: str) -> None:
+    """Also where as many letters have gone since as came: only what was counted is sent or removed."""
+    bury(url, *messages(4))
+    browser = opened(allow=ALL)
+    sending, removing = planned(browser, "redrive", where="id~o-"), planned(browser, "remove", where="id~o-")
+    assert "Only these letters go" in browser.get(sending).text
+    with dead_letters(url) as dlq:
+        dlq.remove_at([each.position for each in dlq][:1], made=dlq.made())
+    bury(url, *messages(6, first=4))
+    limited = planned(browser, "remove", where="id~o-", limit="1")
+    confirm(browser, limited, 1, typed="orders")
+    done(browser)
+    assert left(url) == ["o-2", "o-3", "o-4", "o-5"]
+    assert confirm(browser, sending, 4).status_code == 303
+    text = done(browser)
+    assert "<strong>2</strong> of 4 sent" in text
+    assert "2 of the letters that were confirmed were gone" in text
+    assert left(url) == ["o-4", "o-5"]
+    confirm(browser, removing, 4, typed="orders")
+    assert "<strong>0</strong> of 4 removed" in done(browser)
+    assert left(url) == ["o-4", "o-5"]
+
+
+def test_what_was_confirmed_is_known_after_a_kill_too(opened: Opened, url: str, slow: Slow) -> None:
+    bury(url, *messages(3))
+    browser = opened(allow=ALL)
+    confirm(browser, planned(browser, "redrive", rate="1000"), 3)
+    assert slow.began.wait(5)
+    browser.page.shelves["orders"].job.cancel()
+    slow.go.set()
+    done(browser)
+    remaining = left(url)
+    assert 0 < len(remaining) < 3
+    bury(url, *messages(9, first=3))
+    again = opened(allow=ALL)
+    state = again.page.shelves["orders"].job.state
+    assert state is not None
+    again.submit("/places/orders/operation/resume", {"operation": state.name})
+    assert ">done<" in done(again)
+    assert left(url) == [f"o-{number}" for number in range(3, 9)]
+
+
+def test_more_letters_than_were_confirmed_are_not_sent(
+    opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many letters are not told apart: their number is compared."""
+    monkeypatch.setattr(orders, "TOLD_APART", 1)
     bury(url, *messages(2))
     browser = opened(allow=ALL)
     path = planned(browser, "redrive")
+    assert "too many to tell them apart" in browser.get(path).text
     bury(url, *messages(4, first=2))
     assert confirm(browser, path, 3).status_code == 409  # not what was counted
     assert confirm(browser, path, 2).status_code == 303
@@ -265,7 +311,7 @@ def test_after_a_kill_it_says_interrupted_and_goes_on(opened: Opened, url: str) 
     state, path = job.state, job._path()
     assert state is not None
     assert path is not None
-    said = {**asdict(state), "phase": "running", "count": 5, "ended_ms": None, "report": {"redriven": 1}}
+    said = {**asdict(state), "marks": "", "phase": "running", "count": 5, "ended_ms": None, "report": {"redriven": 1}}
     path.write_text(json.dumps(said), encoding="utf-8")  # as a killed page leaves it: the journal knows more
     again = opened(allow=ALL)
     text = again.get("/places/orders/operation").text
@@ -320,6 +366,7 @@ def test_an_edit_shows_its_diff_and_only_the_edited_one_is_sent(opened: Opened, 
     assert re.search(r'class="gone">-.*XXX', text)
     assert re.search(r'class="add">\+.*HAM', text)
     assert "mended" in text
+    assert "as many as you allow" not in text
     confirm(browser, path, 1)
     assert ">done<" in done(browser)
     (sent,) = arrived(url)
@@ -438,6 +485,21 @@ def test_letters_are_removed_only_where_the_place_is_typed(opened: Opened, url: 
     assert browser.submit("/places/orders/plan/remove").status_code == 400
 
 
+def test_a_removal_says_where_it_ends(opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "TOLD_APART", 1)
+    for module in (jobs, operations):
+        monkeypatch.setattr(module, "MOST_REMOVED", 2)
+    bury(url, *messages(3))
+    browser = opened(allow=ALL)
+    path = planned(browser, "remove", where="id~o-")
+    assert "One operation removes at most 2" in browser.get(path).text
+    confirm(browser, path, 3, typed="orders")
+    text = done(browser)
+    assert "<strong>2</strong> of 3 removed" in text
+    assert "Count again to remove the other 1." in text
+    assert left(url) == ["o-2"]
+
+
 def test_letters_go_to_another_place_of_the_page_and_to_no_url(opened: Opened, url: str, tmp_path: Path) -> None:
     bury(url, *messages(1))
     other = f"sqlite:{tmp_path}/q.db?queue=second"
@@ -551,13 +613,15 @@ def test_plans_are_forgotten(opened: Opened, url: str) -> None:
     assert confirm(browser, first, 1).status_code == 404
 
 
-def test_a_redrive_goes_in_waves(opened: Opened, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redelivery.policy.waves.WAIT", timedelta(0))
+def test_a_redrive_goes_in_waves(opened: Opened, url: str) -> None:
     bury(url, *messages(3))
     browser = opened(allow=ALL)
-    assert browser.submit("/places/orders/plan/redrive", {"waves": "x"}).status_code == 400
-    path = planned(browser, "redrive", waves="1,2")
-    assert "in waves of" in browser.get(path).text
+    for wrong in ({"waves": "x"}, {"stop_at": "5"}, {"wave_wait": "PT1S"}, {"waves": "1", "stop_at": "0"}):
+        assert browser.submit("/places/orders/plan/redrive", wrong).status_code == 400
+    assert "waits 30.0 s, and stops where 2 % of" in browser.get(planned(browser, "redrive", waves="1")).text
+    path = planned(browser, "redrive", waves="1,2", stop_at="5", wave_wait="PT0.1S")
+    text = browser.get(path).text
+    assert "<dd>1, 2; after each it waits 0.1 s, and stops where 5 of a wave" in text
     confirm(browser, path, 3)
     text = done(browser)
     assert ">done<" in text

@@ -148,6 +148,7 @@ class RedriveSettings:
         on_edit: in a dry run with a patch, called with each of the first letters, its message as it would be sent
             unedited, and as it would be sent edited.
         edits: how many letters `on_edit` gets at most.
+        on_going: in a dry run, called with the letters that would be sent.
     """
 
     limit: int | None = None
@@ -158,6 +159,7 @@ class RedriveSettings:
     on_progress: Callable[[RedriveReport], None] = lambda _: None
     on_edit: Callable[[Letter, Message, Message], None] | None = None
     edits: int = 20
+    on_going: Callable[[LetterBatch], object] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("limit", self.limit), ("rate", self.rate)):
@@ -479,6 +481,8 @@ class Transfer:
         for target in found.targets:
             _count(report.targets, target)
         self._show_edits(chunk, found)
+        if self._settings.on_going is not None and self._settings.dry_run and found.going:
+            self._settings.on_going(chunk.take(found.going))
         if self._partial:  # those that stay are shown again
             positions = chunk.position.values
             self._stay.update(set(positions) - {positions[index] for index in found.going})

@@ -25,7 +25,7 @@ from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import INTERRUPTED as STOPPED
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.errors import ConfigurationError, JournalError, RedeliveryError
-from redelivery.ui.orders import Count, Order, TooLong, count, outcome
+from redelivery.ui.orders import Count, Order, TooLong, count, only, outcome
 from redelivery.ui.safety import one_line
 from redelivery.ui.source import Source
 
@@ -39,9 +39,9 @@ CHANGED: Final = "changed"
 RESUMABLE: Final = (FAILED, CANCELLED, INTERRUPTED)
 #: Seconds between two writes of the file.
 _OFTEN: Final = 0.5
-#: Letters that one call removes, and that one operation removes at most.
+#: Letters that one operation removes at most, and one call.
+MOST_REMOVED: Final = 1_000_000
 _TOGETHER: Final = 5_000
-_REMOVED: Final = 1_000_000
 #: Letters that the audit log names.
 _NAMED: Final = 20
 #: Seconds that an ending page waits for letters in flight.
@@ -66,6 +66,7 @@ class Progress:
         started: whether letters could move: what was confirmed was found unchanged.
         before: letters that it moved before it was resumed.
         tally: how many letters the journal had noted as sent when it began: after a kill it knows more than this file.
+        marks: of the letters that were confirmed (`orders.Marks`); empty: only their number is known.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Progress:
     started: bool = False
     before: int = 0
     tally: int = 0
+    marks: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -165,6 +167,7 @@ class Job:
                 started=resumes is not None and resumes.started,
                 before=0 if resumes is None else resumes.moved,
                 tally=0 if resumes is None else resumes.tally,
+                marks=found.marks,
             )
             try:
                 _write(path, self._progress)
@@ -238,12 +241,16 @@ class Job:
                 self._say(path, before=before)
             with AuditLog().operation(order.action, dlq.place, _meant(progress), who=progress.who) as told:
                 move = self._redrive if order.sends else self._remove
-                return CANCELLED if move(path, dlq, journal, url, told) else DONE
+                stopped = move(path, dlq, journal, url, told)
+        if not stopped:
+            self._say(path, note=_missing(self._progress or progress))
+        return CANCELLED if stopped else DONE
 
     def _changed(self, order: Order, found: Count, dlq: DeadLetterQueue, url: str | None) -> str:
         """Return how the letters differ from those that were confirmed, where that matters; else an empty text."""
-        if dlq.looking_takes:
-            return ""  # to count again would take them again; no more are sent than were confirmed
+        if found.marks or dlq.looking_takes:
+            # Only the letters that were confirmed are selected; to count again where looking takes would take them.
+            return ""
         now = count(order, dlq, url, stop=self._stop.is_set)
         if now.count > found.count:
             return f"{found.count:,} letters were confirmed, and now there are {now.count:,}: nothing was done"
@@ -270,7 +277,7 @@ class Job:
         settings = RedriveSettings(limit=progress.count, rate=order.rate, stop=self._stop.is_set, on_progress=show)
         report = dlq.redrive(
             to=url,
-            where=order.selection(),
+            where=only(order.selection(), progress.marks),
             settings=settings,
             journal=journal,
             patch=order.edit(),
@@ -291,9 +298,10 @@ class Job:
             self._say(path, report={"removed": told["removed"]})
             return False
         made = dlq.made()
-        most = min(progress.count - progress.before, _REMOVED)
+        most = min(progress.count - progress.before, MOST_REMOVED)
         positions: list[str] = []
-        for some in dlq.scan(lambda batch: list(batch.position.values), progress.order.selection()):
+        where = only(progress.order.selection(), progress.marks)
+        for some in dlq.scan(lambda batch: list(batch.position.values), where):
             positions += some
             if len(positions) >= most or self._stop.is_set():
                 break
@@ -314,12 +322,28 @@ class Job:
         _write(path, self._progress)
 
 
+def _missing(progress: Progress) -> str:
+    """Return why fewer letters were moved than were confirmed; an empty text: all were, or its account says why."""
+    missing = progress.count - progress.moved
+    if missing <= 0 or progress.order.action == "purge" or progress.report.get("stopped"):
+        return ""
+    if not progress.order.sends and progress.moved - progress.before >= MOST_REMOVED:
+        return f"One operation removes at most {MOST_REMOVED:,} letters. Count again to remove the other {missing:,}."
+    missing -= sum(int(progress.report.get(each, 0) or 0) for each in ("failed", "resumed"))
+    missing -= sum((progress.report.get("left") or {}).values())
+    return f"{missing:,} of the letters that were confirmed were gone." if missing > 0 else ""
+
+
 def _meant(progress: Progress) -> str:
     """Return what was confirmed, for the audit log."""
     order = progress.order
     which = f"position {', '.join(list(order.letters)[:_NAMED])}" if order.letters else order.shown
     said = [which, f"{progress.count:,} confirmed"]
-    said += [f"{name} {value}" for name in ("rate", "waves", "patch") if (value := getattr(order, name))]
+    said += [
+        f"{name} {value}"
+        for name in ("rate", "waves", "stop_at", "wave_wait", "patch")
+        if (value := getattr(order, name))
+    ]
     said += [f"to {progress.to}"] if progress.to else []
     said += [f"{progress.before:,} of them before it was resumed"] if progress.before else []
     return ", ".join(said)

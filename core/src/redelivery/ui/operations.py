@@ -21,8 +21,10 @@ from redelivery.deadletters.redrive import digest
 from redelivery.deadletters.triage import key_of
 from redelivery.deadletters.trust import context_of
 from redelivery.errors import ConfigurationError, JournalError
+from redelivery.policy.waves import plan_shown
 from redelivery.ui.editing import body_of, patch_of
 from redelivery.ui.exporting import Export
+from redelivery.ui.jobs import MOST_REMOVED
 from redelivery.ui.orders import ACTIONS, Count, Order, chosen
 from redelivery.ui.page import PATIENCE, Form, NotFound, Page, Shelf, link, onward, selection
 from redelivery.ui.plans import Plan
@@ -33,6 +35,7 @@ _LOOKED_AT: Final = 500
 _LINES: Final = 200
 _NOTE: Final = 4000
 _CONDITIONS: Final = 50
+_WAVES: Final = ("waves", "stop_at", "wave_wait")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?", re.ASCII)
 
 
@@ -80,7 +83,7 @@ def _planning(action: str) -> Any:
             to=form.one("to") or None if action in {"redrive", "edit"} else None,
             limit=_whole(form, "limit") if action != "purge" else None,
             rate=_positive(form, "rate"),
-            waves=form.one("waves").strip() if action in {"redrive", "edit"} else "",
+            **{name: form.one(name).strip() if action in {"redrive", "edit"} else "" for name in _WAVES},
             patch=form.one("patch") if action == "edit" else "",
         )
         if action == "edit" and not order.patch.strip():
@@ -108,11 +111,16 @@ def _target(page: Page, slug: str) -> Shelf:
 async def _plan(page: Page, request: Request) -> Response:
     shelf, plan = _known(page, request)
     state = plan.counting.state
+    waves = plan.order.in_waves()
+    sizes = "" if waves is None or state.result is None else plan_shown(waves.plan(state.result.count))
     return page.render(
         "plan.html",
         shelf=shelf,
         plan=plan,
         order=plan.order,
+        waves=waves,
+        sizes=sizes or plan.order.waves,
+        most_removed=MOST_REMOVED,
         state=state,
         running=state.is_running,
         job=shelf.job.state,
@@ -172,7 +180,7 @@ async def _resume(page: Page, request: Request) -> Response:
     to = None if state.order.to is None else _target(page, state.order.to).source
     if (to.shown_destination if to else "") != state.to:
         raise ConfigurationError(f"it went to {state.to}, and that place has another URL now: count again")
-    found = Count(count=state.count, targets=state.report.get("targets", {}))
+    found = Count(count=state.count, targets=state.report.get("targets", {}), marks=state.marks)
     await shelf.lane.call(lambda: shelf.job.start(state.order, found, to, page.settings.who, resumes=state), PATIENCE)
     return onward(link("places", shelf.source.slug, "operation"))
 

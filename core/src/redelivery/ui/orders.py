@@ -13,7 +13,7 @@ from redelivery.contract.broker import Letter, LetterBatch, Wanted
 from redelivery.contract.message import Message
 from redelivery.deadletters.patching import Patch, diff
 from redelivery.deadletters.queue import DeadLetterQueue
-from redelivery.deadletters.redrive import INTERRUPTED, RedriveReport, RedriveSettings, digest
+from redelivery.deadletters.redrive import INTERRUPTED, RedriveReport, RedriveSettings, digest, digests_of
 from redelivery.deadletters.selection import Condition, Selection
 from redelivery.errors import ConfigurationError
 from redelivery.policy.waves import Waves
@@ -22,6 +22,8 @@ from redelivery.policy.waves import Waves
 ACTIONS: Final[Mapping[str, str]] = {"redrive": "redrive", "edit": "edit", "remove": "purge", "purge": "purge"}
 #: Edits that are shown before they are confirmed.
 _EDITS: Final = 10
+#: Letters that are told apart one by one between a dry run and its operation; of more, their number is compared.
+TOLD_APART: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Order:
         limit: letters, at most.
         rate: letters a second, at most; None: as fast as it goes.
         waves: sizes of waves, as `--waves`; empty: all in one go.
+        stop_at, wave_wait: as `--stop-at` and `--wave-wait`; empty: their defaults.
         patch: the edit as JSON, as in a file of `--patch`; empty: none.
     """
 
@@ -46,6 +49,8 @@ class Order:
     limit: int | None = None
     rate: float | None = None
     waves: str = ""
+    stop_at: str = ""
+    wave_wait: str = ""
     patch: str = ""
 
     @classmethod
@@ -100,7 +105,11 @@ class Order:
 
     def in_waves(self) -> Waves | None:
         """Return its waves. Raises ConfigurationError."""
-        return Waves.parse(self.waves) if self.waves else None
+        if self.waves:
+            return Waves.parse(self.waves, self.stop_at or None, self.wave_wait or None)
+        if self.stop_at or self.wave_wait:
+            raise ConfigurationError("stop at, wait: they belong to waves: name the sizes of the waves, as in 1,10,100")
+        return None
 
 
 def chosen(letters: Mapping[str, str]) -> Selection:
@@ -125,6 +134,46 @@ def chosen(letters: Mapping[str, str]) -> Selection:
     return Selection((Condition(f"{len(letters)} letters {name}", holds, narrow=narrow, columns=columns),))
 
 
+class Marks:
+    """What tells letters from any other: their digests, as long as they are at most `TOLD_APART`.
+
+    Args:
+        most: only the first so many letters count; None: all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._found: list[str] | None = []
+
+    def add(self, letters: LetterBatch) -> int:
+        """Note letters; return how many they are."""
+        if self._found is not None:
+            self._found = [*self._found, *digests_of(letters)][: self._most]
+            if len(self._found) > TOLD_APART:
+                self._found = None
+        return len(letters)
+
+    def __str__(self) -> str:
+        return " ".join(self._found or ())
+
+
+def only(where: Selection, marks: str) -> Selection:
+    """Return what is selected of the letters with these marks; without marks, all of it."""
+    if not marks:
+        return where
+    named = frozenset(marks.split())
+
+    def holds(letter: Letter, _: int) -> bool:
+        return digest(letter) in named
+
+    def columns(batch: LetterBatch, rows: Sequence[int]) -> Sequence[int]:
+        found = digests_of(batch.take(rows)) if rows else ()
+        return [row for row, each in zip(rows, found, strict=True) if each in named]
+
+    name = hashlib.sha256(marks.encode()).hexdigest()[:16]
+    return Selection((*where.conditions, Condition(f"confirmed {name}", holds, columns=columns, by_column=True)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
     """What an order would do, as a dry run found it.
@@ -135,6 +184,7 @@ class Count:
         targets: of those that go, letters that go to an allowed target, by its name.
         edits: what the edit changes, lines of a diff for each of the first letters.
         partial: the broker shows some letters only when others are gone, or counts roughly.
+        marks: of the letters that would go (`Marks`); empty: they are too many, or all are removed.
     """
 
     count: int
@@ -142,6 +192,7 @@ class Count:
     targets: Mapping[str, int] = field(default_factory=dict)
     edits: Sequence[Sequence[str]] = ()
     partial: bool = False
+    marks: str = ""
 
 
 class TooLong(ConfigurationError):
@@ -173,12 +224,14 @@ def count(
     """
     partial = dlq.looking_takes
     if not order.sends:
-        return Count(count=_removable(order, dlq, stop, on_progress), partial=partial)
+        marks = Marks(order.limit)
+        return Count(count=_removable(order, dlq, stop, on_progress, marks), partial=partial, marks=str(marks))
     edits: list[list[str]] = []
 
     def edited(letter: Letter, before: Message, after: Message) -> None:
         edits.append(list(diff(mask(letter.message.id or letter.position), before, after, mask=mask)))
 
+    marks = Marks()
     settings = RedriveSettings(
         limit=order.limit,
         dry_run=True,
@@ -186,21 +239,32 @@ def count(
         on_progress=lambda report: on_progress(report.considered),
         on_edit=edited,
         edits=_EDITS,
+        on_going=marks.add,
     )
     report = dlq.redrive(to=to, where=order.selection(), settings=settings, patch=order.edit())
     if report.stopped == INTERRUPTED:
         raise TooLong(_TOO_LONG)
     return Count(
-        count=report.selected, left=dict(report.left), targets=dict(report.targets), edits=edits, partial=partial
+        count=report.selected,
+        left=dict(report.left),
+        targets=dict(report.targets),
+        edits=edits,
+        partial=partial,
+        marks=str(marks),
     )
 
 
-def _removable(order: Order, dlq: DeadLetterQueue, stop: Callable[[], bool], on_progress: Callable[[int], None]) -> int:
+def _removable(
+    order: Order, dlq: DeadLetterQueue, stop: Callable[[], bool], on_progress: Callable[[int], None], marks: Marks
+) -> int:
     if order.action == "purge" and (depth := dlq.depth()) is not None:
         return depth
     found = 0
-    where = None if order.action == "purge" else order.selection()
-    for some in dlq.scan(len, where, columns=frozenset({"position"})):
+    if order.action == "purge":
+        counted = dlq.scan(len, columns=frozenset({"position"}))
+    else:
+        counted = dlq.scan(marks.add, order.selection())
+    for some in counted:
         found += some
         on_progress(found)
         if order.limit is not None and found >= order.limit:

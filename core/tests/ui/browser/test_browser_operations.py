@@ -116,9 +116,10 @@ def test_an_edit_with_its_diff_and_a_parked_letter(browser: Screen, serve: Serve
 
 def test_pictures_of_what_is_read(browser: Screen, serve: Serve, tmp_path: Path, url: str, picture: Picture) -> None:
     second = f"sqlite:{tmp_path}/q.db?queue=payments"
+    named = {**NAMED, "payments": "sqlite:q.db?queue=payments"}
     bury(url, *orders(7))
     bury(second, *(Message(id=f"p-{at}", value=b'{"payment": %d}' % at) for at in range(2)))
-    served = serve(*ALL, places=["orders", "payments"], named={"orders": url, "payments": second})
+    served = serve(*ALL, places=["orders", "payments"], named=named)
     enter(browser, served)
     assert len(browser.all(".card")) == 2
     picture("places", browser)
