@@ -67,7 +67,7 @@ def picture(request: pytest.FixtureRequest) -> Picture:
     def keep(name: str, shown: Screen) -> None:
         if not request.config.getoption("--screenshots", default=False):
             return
-        shown.driver.set_window_size(1000, min(1000, 140 + shown.driver.execute_script(HEIGHT)))
+        shown.driver.set_window_size(1000, min(1000, 150 + shown.driver.execute_script(HEIGHT)))
         data = shown.driver.get_screenshot_as_png()
         shown.driver.set_window_size(1180, 900)
         assert len(data) < MOST, f"{name}: {len(data):,} bytes"
@@ -77,7 +77,7 @@ def picture(request: pytest.FixtureRequest) -> Picture:
     return keep
 
 
-HEIGHT = "return document.documentElement.scrollHeight"
+HEIGHT = "return document.body.offsetHeight"
 MOST = 150_000
 Serve = Callable[..., Served]
 
