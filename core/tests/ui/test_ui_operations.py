@@ -89,6 +89,7 @@ def test_a_redrive_is_counted_then_confirmed_then_done(opened: Opened, url: str)
     text = done(browser)
     assert "<strong>3</strong> of 3 sent" in text
     assert ">done<" in text
+    assert "limit" not in text  # nobody has set one
     assert left(url) == ["late"]
     assert [str(each.id).partition("~")[0] for each in arrived(url)] == ["o-0", "o-1", "o-2"]
     history = browser.get("/places/orders/history").text

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,41 @@ def test_it_serves_this_machine_alone_prints_a_url_that_works_once_and_ends_by_c
         rest = process.stdout.read()
         assert parts.query.partition("=")[2] not in rest
         assert rest.splitlines() == ["Ctrl-C ends the page."]
+
+
+def test_other_users_and_an_export_under_way_write_nothing_to_the_terminal(tmp_path: Path, url: str) -> None:
+    bury(url, *(Message(id=f"o-{number}", value=b"x" * 1_000_000) for number in range(12)))
+    with started("--no-browser", url, folder=tmp_path) as (process, start):
+        port = urlsplit(start).port or 0
+        _, cookie, _ = get(start)
+        ends = time.monotonic() + 30
+        while 'aria-busy="true"' in (home := get(f"http://127.0.0.1:{port}/", cookie)[2]):
+            assert time.monotonic() < ends
+            time.sleep(0.05)  # another process looks
+        place = re.findall(r'href="/places/([^"]+)"', home)[0]
+        letters = get(f"http://127.0.0.1:{port}/places/{place}/letters", cookie)[2]
+        token = re.findall(r'name="csrf" value="([^"]+)"', letters)[0]
+        form = f"csrf={token}"
+        lines = [
+            f"POST /places/{place}/export HTTP/1.1",
+            f"Host: 127.0.0.1:{port}",
+            f"Origin: http://127.0.0.1:{port}",
+            f"Cookie: {cookie}",
+            "Content-Type: application/x-www-form-urlencoded",
+            f"Content-Length: {len(form)}",
+        ]
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=30) as slow,
+            socket.create_connection(("127.0.0.1", port), timeout=30) as wrong,
+        ):
+            wrong.sendall(b"no HTTP\r\n\r\n")
+            assert wrong.recv(100).startswith(b"HTTP/1.1 400")
+            slow.sendall("\r\n".join([*lines, "", form]).encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        assert process.stdout
+        assert process.stdout.read().splitlines() == ["Ctrl-C ends the page."]
 
 
 def test_a_port_that_is_in_use_is_one_line(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

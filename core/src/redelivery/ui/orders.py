@@ -285,7 +285,7 @@ def outcome(report: RedriveReport) -> dict[str, Any]:
         "targets": dict(report.targets),
         "resumed": report.resumed,
         "returned": report.returned,
-        "stopped": report.stopped,
+        "stopped": None if report.is_limited else report.stopped,  # its limit is what was confirmed
         "wave": report.wave,
     }
 

@@ -46,7 +46,9 @@ def serve(settings: Settings, *, port: int = 0, browser: bool = True, say: Calla
         number = int(bound.getsockname()[1])
         app, page = application(settings, number)
         start = f"http://{ADDRESS}:{number}{START}?token={page.session.token}"
-        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # anybody here can have it warn of their requests
+        # Anybody on this host can have it warn of their requests. `Safety` says what fails in the page; what is left
+        # is a trace for each answer that was under way when the page ended.
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
