@@ -152,6 +152,8 @@ class Job:
         """
         with self._lock:
             path = self._path()
+            if self._thread is not None and self._progress is not None and not self._progress.is_running:
+                self._thread.join(_LEAVE)  # its end is shown a moment before it is over
             if self._runs() or self._leaving:
                 raise JournalError(f"{self._source.name}: an operation goes on already; wait for it, or cancel it")
             if path is None:
