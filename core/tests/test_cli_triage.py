@@ -121,7 +121,7 @@ def test_history_tells_what_was_decided_and_done(url: str, capsys: pytest.Captur
     assert "hunter22x" not in out
     states, entries = (each.splitlines() for each in out.split("\n\n"))
     assert [line.split("  ", 1)[1] for line in states] == [
-        "bob: letter f1 not parked: password=***",
+        "bob: letter f1 noted: password=***",
         f"ann: group {LATE_GROUP} parked: ask \\x1b[2J the shop (order <*> is late)",
     ]
     assert [line.split(": ")[1] for line in entries] == [

@@ -160,7 +160,7 @@ def test_it_stops_where_too_many_come_back_and_says_which() -> None:
     assert report.redriven == 11, "two of the second wave came back"
     assert report.returned == 2
     assert report.stopped is not None
-    assert report.stopped.startswith("wave 2: of 10 letters 2 came back and 0 were refused (stop at 20 %)")
+    assert report.stopped.startswith("wave 2: 2 of 10 came back and 0 were refused (stop at 20 %)")
     (cause, count), *others = report.causes.items()
     assert (count, others) == (2, []), "both have one cause, whatever ids it names"
     assert cause.startswith("UNAVAILABLE (group ")
@@ -227,7 +227,7 @@ def test_an_interrupted_one_goes_on_in_its_wave_and_a_stopped_one_begins_again(t
         assert (report.stopped, report.redriven) == ("it was interrupted", 11)
         report = dlq.redrive(waves=waves, journal=journal, settings=RedriveSettings(on_progress=bouncing(here, "n15")))
         assert [(each.number, each.sent) for each in report.waves] == [(2, 10), (3, 10)]
-        assert (report.stopped or "").startswith("wave 3: of 10 letters 1 came back")
+        assert (report.stopped or "").startswith("wave 3: 1 of 10 came back")
         report = dlq.redrive(waves=waves, journal=journal)
         assert [each.number for each in report.waves[:2]] == [1, 2], "it has given its account: mended, it begins small"
 

@@ -210,7 +210,7 @@ class Redriving(Statements):
         with self._box(subject) as dlq:
             report = dlq.redrive(waves=waves, settings=RedriveSettings(on_progress=fails_again))
         assert (report.redriven, report.removed, report.returned) == (2, 2, 1)
-        assert (report.stopped or "").startswith("wave 1: of 2 letters 1 came back"), report.stopped
+        assert (report.stopped or "").startswith("wave 1: 1 of 2 came back"), report.stopped
         assert sum(report.causes.values()) == 1
         assert len(subject.browse(direct=False)) == 5
         assert subject.values().total() == 2

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Letters among which a group's message is looked for.
 _LOOKED_AT: Final = 1000
-_DONE: Final = {"park": "parked", "unpark": "unparked", "note": "noted on"}
+_DONE: Final = {"park": "parked", "unpark": "unparked", "note": "given a note"}
 
 
 def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -147,7 +147,7 @@ def _say(at_ms: int, text: str) -> None:
 
 
 def _state(state: State) -> str:
-    how = "parked" if state.parked else "not parked"
+    how = "parked" if state.parked else "noted"
     name = state.key if state.what == "group" else state.name
     said = state.name if state.what == "group" else ""
     note = f": {state.note}" if state.note else ""

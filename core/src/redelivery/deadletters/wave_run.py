@@ -136,7 +136,7 @@ class WaveRun:
         """Return why it stops, and how many letters came back by code and group. Raises BrokerError."""
         said = self.report()
         causes = self._returned.causes()
-        text = f"wave {said.number}: of {said.sent} letters {said.returned} came back and {said.failed} were refused"
+        text = f"wave {said.number}: {said.returned} of {said.sent} came back and {said.failed} were refused"
         most = sorted(causes.items(), key=lambda each: -each[1])[:_NAMED]
         named = f"; what came back: {', '.join(f'{count} {name}' for name, count in most)}" if most else ""
         return f"{text} (stop at {self._waves.limit}){named}: mend the cause first", causes
