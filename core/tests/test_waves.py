@@ -187,7 +187,7 @@ def test_what_is_refused_counts_and_is_sent_once() -> None:
     with here.dlq() as dlq:
         report = dlq.redrive(waves=Waves(sizes=(4,), stop_at=2, wait=SOON))
     assert (report.failed, len(here.place.letters)) == (2, 2)
-    assert "0 came back and 2 were refused" in (report.stopped or "")
+    assert "0 of 2 came back and 2 were refused" in (report.stopped or "")
 
 
 def test_too_many_refusals_end_a_wave_also_where_a_place_shows_its_first_letters_only() -> None:
@@ -198,7 +198,7 @@ def test_too_many_refusals_end_a_wave_also_where_a_place_shows_its_first_letters
     with here.dlq() as dlq:
         report = dlq.redrive(waves=Waves(sizes=(40,), stop_at=2, wait=SOON))
     assert (report.redriven, report.failed) == (10, 10), "the first look's"
-    assert "wave 1: of 20 letters" in (report.stopped or "")
+    assert "of 20 came back" in (report.stopped or "")
 
 
 def test_a_limit_ends_the_waves_and_what_comes_back_is_still_waited_for() -> None:
