@@ -186,7 +186,8 @@ def test_an_aborted_job_says_what_it_does_not_know(shelf):
         writer.abort([None, None])
         report = DeliveryReport(rows=3, primary=shelf.url(), run=job.run)
         report.at(shelf.url()).delivered = 3
-        writer.abort([None, TaskDone(report, speculation=False, started=0.0, redelivered=Redelivered())])
+        done = TaskDone(report, speculation=False, started=0.0, redelivered=Redelivered(), spark={})
+        writer.abort([None, done])
     finally:
         logger.removeHandler(handler)
     assert "0 rows" not in said[0]
