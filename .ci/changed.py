@@ -19,8 +19,18 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ["core/tests/test_workspace.py", "core/tests/test_seeds.py"]
-#: They take longer than all others of their distribution together.
-SLOW = ["core/tests/test_outages.py", "conformance_tests/tests/test_suite_catches.py"]
+#: They take long for what they are likely to find; `nox` runs them.
+SLOW = [
+    "core/tests/test_outages.py",
+    "core/tests/simulation",
+    "core/tests/test_breaker.py",
+    "core/tests/test_dialects_columns.py",
+    "core/tests/test_operating_document.py",
+    "core/tests/test_returned.py",
+    "core/tests/test_watch.py",
+    "core/tests/ui/browser",
+    "conformance_tests/tests/test_suite_catches.py",
+]
 
 
 def changed(compared: str | None = None) -> list[str]:
@@ -38,7 +48,7 @@ def chosen(paths: list[str]) -> list[str]:
     """Arguments for pytest: folders and files of tests, and what of them is left out."""
     folders = sorted({folder for each in paths if (folder := tests_of(PurePosixPath(each)))})
     files = [each for each in paths if _is_test(PurePosixPath(each)) and (ROOT / each).exists()]
-    left_out = [each for each in SLOW if each not in files]
+    left_out = [each for each in SLOW if not any(PurePosixPath(name).is_relative_to(each) for name in files)]
     left_out += [str(each.relative_to(ROOT)) for folder in folders for each in (ROOT / folder).rglob("test_*spark*.py")]
     ignored = [f"--ignore={each}" for each in left_out if each not in files]
     within = [each for each in files if not any(each.startswith(f"{folder}/") for folder in folders)]

@@ -38,6 +38,7 @@ def test_a_changed_test_runs_whatever_it_needs(script):
     slow, spark = script.SLOW[0], "core/tests/spark/test_spark_write.py"
     found = script.chosen([slow, spark])
     assert not {f"--ignore={slow}", f"--ignore={spark}"} & set(found)
+    assert "--ignore=core/tests/simulation" not in script.chosen(["core/tests/simulation/test_model.py"])
 
 
 def test_a_file_of_the_faults_means_their_tests(script):
@@ -51,7 +52,7 @@ def test_documents_and_pins_add_nothing(script):
 
 
 def test_what_is_left_out_exists(script):
-    assert [each for each in [*script.SLOW, *script.ALWAYS] if not (ROOT / each).is_file()] == []
+    assert [each for each in [*script.SLOW, *script.ALWAYS] if not (ROOT / each).exists()] == []
 
 
 def test_changes_are_those_since_the_branch_and_what_is_not_committed(script, tmp_path, monkeypatch):
