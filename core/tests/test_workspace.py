@@ -224,6 +224,14 @@ def test_core_names_no_broker() -> None:
     assert found == set()
 
 
+def test_core_names_no_broker_in_its_comments() -> None:
+    """Except where a format is another software's own."""
+    brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus", re.IGNORECASE)
+    folder = ROOT / "core/src/redelivery"
+    sources = [path for path in SOURCES if path.is_relative_to(folder) and not path.is_relative_to(folder / "formats")]
+    assert [path.name for path in sources if brokers.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_shared_tests_name_no_broker() -> None:
     brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus|sqlite", re.IGNORECASE)
     shared = [path for path in SOURCES if path.is_relative_to(ROOT / "conformance_tests")]

@@ -1,9 +1,9 @@
 """`redelivery.toml`: gives names to places, so that `redelivery dead-letters stats orders` works.
 
     [places.orders]
-    url = "kafka://broker:9092/orders"
-    sink = "kafka://broker:9092/orders-dead"
-    options = { "kafka.sasl.password" = "env:KAFKA_PASSWORD" }
+    url = "<broker>://host/orders"
+    sink = "<broker>://host/orders-dead"
+    options = { "<broker>.password" = "env:ORDERS_PASSWORD" }
     spec = "orders.yaml"          # relative to this file
 
 The file holds no secret, only references (`env:NAME`, `file:PATH`).
