@@ -1,4 +1,4 @@
-"""What the page does with letters of every broker: count, confirm, send back; also where looking takes them."""
+"""The page counts, confirms and sends back letters of every broker, also where looking takes them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One trace from a row of Spark to the handler of its redriven letter, across processes.
 
-`journey` takes a place on this way; the test says which. The Spark job runs in a process of its own (`python -m
-redelivery_conformance.tracing`), whose workers and commits export what they record into files: they set their SDK up
-from OpenTelemetry's own variables, as a user's do. Needs opentelemetry-sdk.
+`journey` follows a row through a place that the test names. The Spark job runs in another process (`python -m
+redelivery_conformance.tracing`). Its workers and commits export their spans into files. They set their SDK up from
+OpenTelemetry's own variables, as a user's do. Needs opentelemetry-sdk.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ HOSTILE: Mapping[str, Message] = {
 }
 
 
-#: A trace context comes back as it was written, whoever sends the message on.
+#: A trace context comes back as it was written, also when another process sends the message on.
 _TRACED: Final = (
     ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
     ("tracestate", b"vendor=a:1,other=t61rcWkgMzE"),

@@ -1,10 +1,11 @@
 """`Journal`: the letters that a redrive has sent and not yet removed, on disk, so that a killed run can continue.
 
 A letter is written here after its destination has confirmed it and before it is removed. At the next start, letters
-found here are removed and not sent again, if they are still the same letters: hence the digest. Before letters are sent
-it is noted in which form: as they were, or edited by which patch. A letter that may have been sent in one form is never
-sent in another. An SQLite file, for its
-durable transactions, and for a lock that a killed process does not keep.
+found here are removed and not sent again, if they are still the same letters: hence the digest. Before a redrive sends
+letters it notes in which form: as they were, or edited by which patch. A letter that may have been sent in one form is
+never sent in another.
+
+It is an SQLite file, for its durable transactions, and for a lock that a killed process does not keep.
 
 Processes that share one redrive have a journal each, in the folder `parts_folder` beside that of the redrive. The next
 run of any kind takes over what they noted.
