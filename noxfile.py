@@ -160,7 +160,7 @@ PASSED = ROOT / ".nox" / "passed"
 #: Without deadlines for single examples, which would only measure how busy the machine is.
 PYTEST = ["pytest", "--hypothesis-profile=ci", "--durations=15", "--durations-min=1"]
 NO_SPARK = ["-m", "not spark"]
-#: The page in a real browser: a process of its own, which waits more than it computes.
+#: The page in a real browser: a separate process, which waits more than it computes.
 BROWSER = "core/tests/ui/browser"
 #: If brokers are required, as in continuous integration, a missing one is a failure.
 REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
