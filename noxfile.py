@@ -125,7 +125,7 @@ import nox  # noqa: E402 - a script has no nox yet
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "tests", "faults", "seeds", "simulate", "stranger"]
+nox.options.sessions = ["lint", "types", "docs", "tests", "faults", "seeds", "simulate", "stranger"]
 
 #: A third-party plugin, outside the workspace like that of any other author.
 STRANGER = "examples/third_party_plugin"
@@ -363,6 +363,18 @@ def conformance(session: nox.Session) -> None:
         session.run(*_suite(), _module(rest[0]), *rest[1:], env=_newest())
         return
     side_by_side(session, _conformance(session))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, in `.nox/site`; each warning is an error. `-- serve` shows it, and each change of a page.
+
+    Its code blocks and its generated pages are tests of `unit`. Nothing of ours is installed: signatures and docstrings
+    are read from the sources.
+    """
+    install(session, groups=("docs",))
+    session.run("mkdocs", *(session.posargs or ["build", "--quiet"]), env={"NO_MKDOCS_2_WARNING": "1"})
+    session.log("open .nox/site/index.html")
 
 
 @nox.session

@@ -314,6 +314,14 @@ def test_the_readme_shows_the_capabilities_as_they_are() -> None:
     )
 
 
+def test_every_document_is_in_the_navigation_of_the_site() -> None:
+    """Decisions have an index instead. `nox -s docs` fails where a path in the navigation or a link leads nowhere."""
+    inside = re.findall(r"(?m)^ +- (?:[^:\n]+: )?(\S+\.(?:md|ipynb))$", text(ROOT / "mkdocs.yml"))
+    documents = [path for path in FILES if path.suffix in {".md", ".ipynb"} and path.parent.name != "decisions"]
+    assert sorted(set(inside) - {"docs/decisions/README.md"}) == sorted(relative(documents))
+    assert len(inside) == len(set(inside))
+
+
 def test_the_page_of_options_shows_them_as_they_are() -> None:
     assert text(ROOT / "docs/options.md") == options_page.as_markdown(Registry(our_plugins(), {}, ())) + "\n", (
         "run: redelivery plugins --options > docs/options.md"

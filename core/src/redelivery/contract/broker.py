@@ -364,7 +364,7 @@ class Admin(Role):
         """Count the messages waiting here: leased ones too where the broker counts them, dead letters never.
 
         Raises:
-            BrokerError
+            BrokerError: the broker does not tell.
             Unsupported: the capability `depth` is `none`.
         """
 
@@ -397,7 +397,7 @@ class DeadLetters(Role):
             The splits; none where no letter exists. More or fewer than `wanted.readers`.
 
         Raises:
-            BrokerError
+            BrokerError: the place cannot be read.
             Unsupported: `wanted` has a cursor, and the capability `cursors` is `none`.
         """
         if wanted.after is not None or wanted.before is not None:
@@ -412,7 +412,7 @@ class DeadLetters(Role):
             wanted: what is asked for.
 
         Raises:
-            BrokerError
+            BrokerError: the place cannot be read.
             ConfigurationError: this is not a split of this place.
         """
         if split != WHOLE:
@@ -506,7 +506,8 @@ class Broker(Role):
 
         Raises:
             ConfigurationError: it has not been provisioned; the text holds the command that provisions it.
-            BrokerError, Unsupported
+            BrokerError: the broker does not tell.
+            Unsupported: the broker has no dead letter place of its own.
         """
         raise self._without("native dead letter place")
 
@@ -518,7 +519,9 @@ class Broker(Role):
         default is the native sink alone.
 
         Raises:
-            BrokerError, ConfigurationError, Unsupported
+            BrokerError: as `native_sink`.
+            ConfigurationError: as `native_sink`.
+            Unsupported: as `native_sink`.
         """
         return (self.native_sink(),)
 
@@ -526,7 +529,7 @@ class Broker(Role):
         """Return the URL of another place at the same broker, by its native name (queue, topic). No I/O.
 
         Raises:
-            Unsupported
+            Unsupported: a bare name means nothing to this broker.
         """
         raise self._without("other places that a bare name could name")
 
@@ -556,7 +559,7 @@ class Broker(Role):
 
         Raises:
             ConfigurationError: another kind, group or namespace.
-            Unsupported
+            Unsupported: this broker knows no `ref`.
         """
         check_ref(ref, self.capabilities, self.name)
         return self.sibling(ref.name)

@@ -701,7 +701,9 @@ def dead_letters(
         triage: the file that says which letters are parked; None: that of the place, beside its journal.
 
     Raises:
-        ConfigurationError, Unsupported, BrokerError
+        ConfigurationError: the URL, the place or the key cannot be used.
+        Unsupported: the broker does not let letters be read.
+        BrokerError: the broker was not reached, or refuses.
     """
     keys = [signing.key(each) for each in signing.references(key)]
     with Resources() as resources:

@@ -15,7 +15,7 @@ def find_client(name: str) -> None:
         name: of a module, as it is imported.
 
     Raises:
-        ModuleNotFoundError
+        ModuleNotFoundError: it is not installed.
     """
     if find_spec(name) is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

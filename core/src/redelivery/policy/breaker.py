@@ -39,7 +39,7 @@ class Breaker:
         patience: how long a run with `until_empty` waits in an outage before it ends with `DeliveryFailed`.
 
     Raises:
-        ConfigurationError
+        ConfigurationError: a value is out of its range.
     """
 
     failures: int = 20

@@ -97,10 +97,12 @@ class Subscription:
         breaker: what counts as an outage of what handles messages: nearly all of them fail for one retriable reason.
             Then they stay in the queue, and one at a time is tried until one is handled. None: each failure counts as
             the message's own.
-        connection_factory, clock, random: for tests.
+        connection_factory: for tests.
+        clock: for tests.
+        random: for tests.
 
     Raises:
-        ConfigurationError
+        ConfigurationError: an argument does not fit the others, or a field of the spec does not fit a handler.
     """
 
     def __init__(
@@ -162,7 +164,8 @@ class Subscription:
             DeliveryFailed: a message could neither be handled nor dead-lettered, or, with `until_empty`, an outage
                 lasted longer than the breaker's patience. Unsettled messages stay at the broker.
             ConfigurationError: also where a handler gave a message up and no sink exists; the message stays, too.
-            BrokerError, ConfigurationError, Unsupported
+            BrokerError: the broker ended it.
+            Unsupported: the destination cannot be received from.
         """
         key = (os.getpid(), self.name)
         if _running.setdefault(key, self) is not self:
