@@ -30,6 +30,7 @@ from redelivery.sending import preflight
 from redelivery_conformance.harness import NotHere
 from redelivery_conformance.plugin import not_here
 from redelivery_kafka.address import GROUP_PREFIX
+from redelivery_kafka.client.producer import ProducerInstance
 from redelivery_kafka.client.removed import REMOVED
 from redelivery_kafka.testing import in_container
 
@@ -211,6 +212,23 @@ def test_without_credentials_a_listener_that_asks_for_them_fails_in_time(guarded
 
 
 def test_without_the_right_to_write_nothing_is_sent_and_it_says_so(guarded, topic, allow):
+    allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
+    with pytest.raises(Fatal, match="lacks the permission: the README lists the ACLs"):
+        send(url_of(guarded, "PASSWORDS", topic), as_alice())
+
+
+def test_a_refusal_that_comes_while_the_topic_is_looked_up_is_as_fatal(guarded, topic, allow, monkeypatch):
+    """The producer is told that it may not write, before its first row is handed over."""
+    looked_up = ProducerInstance.missing_topics
+
+    def slow(producer, names, deadline):
+        missing = looked_up(producer, names, deadline)
+        while producer.fatal_error is None:
+            assert time.monotonic() < deadline
+            producer.poll(0.1)
+        return missing
+
+    monkeypatch.setattr(ProducerInstance, "missing_topics", slow)
     allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
     with pytest.raises(Fatal, match="lacks the permission: the README lists the ACLs"):
         send(url_of(guarded, "PASSWORDS", topic), as_alice())

@@ -259,7 +259,10 @@ class TestOrder(Statements):
         behind = Batch.of([Message(value=b"behind", key=b"k")], number=2, ordered=True)
         options = {**subject.place.options, "kafka.batch.num.messages": "10"}
         with subject.connect(beside(subject, topic), options) as broker, broker.sender() as sender:
-            settled = subject.settle(sender, first, behind)
+            settled: dict[int, Settled] = {}
+            for batch in (first, behind):
+                subject.hand_over(sender, batch, settled, deadline=subject.deadline())
+            subject.collect(sender, settled, first, behind, deadline=subject.deadline())
             told = {each.index: type(each.error) for each in settled[1].failures}
             refused = [at for at, kind in told.items() if kind is Unattributed]
             assert 500 in refused

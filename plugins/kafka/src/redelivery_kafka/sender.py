@@ -216,10 +216,13 @@ class KafkaSender(Resource, Sender):
             return True
         if isinstance(found, Ambiguous):  # a producer that has stopped took nothing
             producer.poll(0)  # its callback says why it has stopped
-            gap = producer.stopped_at_gap and sent.batch.ordered
-            found = (
-                self._kept_back() if gap else found.reclassified(Retriable, f"{found}; this row was not handed over")
-            )
+            refused = _refused_to_write(producer)
+            if refused is not None:
+                found = classify(refused, f"storing in {quoted(topic)}", own=topic == self._address.topic)
+            elif producer.stopped_at_gap and sent.batch.ordered:
+                found = self._kept_back()
+            else:
+                found = found.reclassified(Retriable, f"{found}; this row was not handed over")
         self._in_flight.fail_rest(sent, index, found)
         return False
 
@@ -242,11 +245,11 @@ class KafkaSender(Resource, Sender):
         self, producer: ProducerInstance, batch: Batch, topic: str, error: KafkaError, *, has_partition: bool
     ) -> BrokerError:
         own, doing, name = topic == self._address.topic, f"storing in {quoted(topic)}", error.name()
-        fatal = producer.fatal_error
         if name == "_PURGE_QUEUE" and producer.stopped_at_gap and batch.ordered and not producer.connection_lost:
             return self._kept_back()
-        if name in _NEVER_SENT and fatal is not None and fatal.name() in _MAY_NOT_WRITE:
-            return classify(fatal, doing, own=own)
+        refused = _refused_to_write(producer)
+        if name in _NEVER_SENT and refused is not None:
+            return classify(refused, doing, own=own)
         found = classify(error, doing, rows=1 if batch.isolate or self._one_per_request else 2, own=own)
         if name in _NEVER_SENT and not has_partition:
             text = f"{found}; it had no partition yet, so it was never sent; {producer.last_error}"
@@ -294,6 +297,12 @@ class KafkaSender(Resource, Sender):
         self._take_reports(producer)
         self._resolve_unknown_targets(producer)
         self._in_flight.settle()
+
+
+def _refused_to_write(producer: ProducerInstance) -> KafkaError | None:
+    """Return the error with which a broker told this producer, before its first row, that it may not write."""
+    fatal = producer.fatal_error
+    return fatal if fatal is not None and fatal.name() in _MAY_NOT_WRITE else None
 
 
 def _produce(producer: Producer, row: Row) -> Exception | None:

@@ -85,9 +85,9 @@ class ProducerInstance:
             self._refused = error
 
     def ends_by(self, error: KafkaError) -> bool:
-        """Return whether an error ends this producer, and note it as its `fatal_error`."""
+        """Return whether an error ends this producer, and note the first that says why as its `fatal_error`."""
         ends = error.fatal() or error.name() in PRODUCER_LOST
-        if ends:
+        if ends and (self.fatal_error is None or self.fatal_error.name() == "_FATAL"):  # "_FATAL" gives no reason
             self.fatal_error = error
         return ends
 
