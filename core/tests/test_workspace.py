@@ -306,11 +306,11 @@ def our_plugins() -> dict[str, BrokerPlugin]:
     return found
 
 
-def test_the_readme_shows_the_capabilities_as_they_are() -> None:
-    readme = text(ROOT / "README.md")
-    shown = readme.partition("<!-- capabilities -->\n")[2].partition("\n<!-- end -->")[0]
+def test_the_page_of_brokers_shows_the_capabilities_as_they_are() -> None:
+    page = text(ROOT / "docs/brokers.md")
+    shown = page.partition("<!-- capabilities -->\n")[2].partition("\n<!-- end -->")[0]
     assert shown == as_markdown(Registry(our_plugins(), {}, ())), (
-        "run: redelivery plugins --markdown, and put its output into README.md"
+        "run: redelivery plugins --markdown, and put its output into docs/brokers.md"
     )
 
 
@@ -320,6 +320,28 @@ def test_every_document_is_in_the_navigation_of_the_site() -> None:
     documents = [path for path in FILES if path.suffix in {".md", ".ipynb"} and path.parent.name != "decisions"]
     assert sorted(set(inside) - {"docs/decisions/README.md"}) == sorted(relative(documents))
     assert len(inside) == len(set(inside))
+
+
+def test_the_readme_lists_every_plugin() -> None:
+    listed = re.findall(r"(?m)^\| \[`redelivery-(\w+)`\]\(plugins/\1\) \|", text(ROOT / "README.md"))
+    assert sorted(listed) == sorted(our_plugins())
+
+
+#: What the README says was measured, and the generated pages that say it.
+MEASURED = {
+    "docs/faults.md": (r"cells were run, with ([\d,]+) rows: (?:\d+) hold, 0 do not", r"([\d,]+) rows, each counted"),
+    "docs/simulation.md": (r"Recorded: ([\d,]+) seeds", r"after every step: ([\d,]+) seeds"),
+}
+
+
+@pytest.mark.parametrize("page", MEASURED)
+def test_the_readme_says_what_was_measured(page: str) -> None:
+    recorded, said = MEASURED[page]
+    assert re.findall(recorded, text(ROOT / page)) == re.findall(said, text(ROOT / "README.md")) != []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text(ROOT / "README.md").splitlines()) <= 120
 
 
 def test_the_page_of_options_shows_them_as_they_are() -> None:

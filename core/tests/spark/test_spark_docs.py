@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,18 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = Sybil(parsers=[PythonCodeBlockParser()])
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/streaming.md", "docs/the_day_after_an_outage.md"])
-def test_the_code_of_a_document_runs(name, spark, tmp_path, monkeypatch):
+PAGES = [
+    "README.md",
+    "docs/start.md",
+    "docs/dead_letters.md",
+    "docs/receiving.md",
+    "docs/streaming.md",
+    "docs/the_day_after_an_outage.md",
+]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_code_of_a_document_runs_and_prints_what_its_comments_say(name, spark, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     url = f"sqlite://{tmp_path}/orders.db?queue=orders"
     assert deliver(spark.sql("SELECT 'paid' AS value, 'order-42' AS id"), url).delivered == 1
@@ -52,3 +63,5 @@ def test_the_code_of_a_document_runs(name, spark, tmp_path, monkeypatch):
     finally:
         for query in spark.streams.active:
             query.stop()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in re.findall(r"(?m)^print\(.+\)  # (.+)$", text) if line not in printed] == []

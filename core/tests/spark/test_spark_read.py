@@ -267,9 +267,9 @@ def test_a_row_of_every_type_comes_back_as_it_was(spark, shelf):
     assert list(map(str, found)) == list(map(str, sent.drop("bad", "m").collect()))
 
 
-def test_the_condition_in_the_readme_finds_what_was_too_large(spark, shelf, undeliverable):
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (condition,) = re.findall(r'letters\.where\("(_error\.code .*?)"\)', readme)
+def test_the_condition_in_the_documents_finds_what_was_too_large(spark, shelf, undeliverable):
+    page = (Path(__file__).parents[3] / "docs/dead_letters.md").read_text(encoding="utf-8")
+    (condition,) = re.findall(r'letters\.where\("(_error\.code .*?)"\)', page)
     assert undeliverable.where(condition).count() == 0
     deliver(spark.sql("SELECT 'large' AS value"), shelf.url(), deadLetterSink="native")
     now = letters(spark, shelf.url())  # a DataFrame keeps the letters of its first action

@@ -96,7 +96,7 @@ def as_table(found: Registry) -> str:
 
 
 def as_markdown(found: Registry) -> str:
-    """Return the table of capabilities for the README: one row per capability, one column per plugin and mode."""
+    """Return the table of capabilities for docs/brokers.md: one row per capability, one column per plugin and mode."""
     head, *rows = _matrix(_columns(found.plugins.values()))
     ruler = ["---"] * len(head)
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ruler, *rows])

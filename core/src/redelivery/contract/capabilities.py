@@ -1,6 +1,6 @@
 """Broker capabilities and limits as data: one part of the plugin contract; `broker.py` is the other.
 
-The engine, the conformance suite and the README's table all read them.
+The engine, the conformance suite and the table in docs/brokers.md all read them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The capabilities of a broker: the one source for the engine, the conformance suite and the README's table.
+    """The capabilities of a broker: the one source for the engine, the conformance suite and docs/brokers.md.
 
     Roles: `send`, `receive`, `provision`, `browse` say whether a role exists at all; the suite tests that a role
     declared `none` raises `Unsupported`.
