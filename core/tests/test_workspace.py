@@ -15,7 +15,7 @@ import pytest
 from seed_table import INVARIANTS, is_a_test
 
 from redelivery.base.urls import holds_secret
-from redelivery.cli import codes_page, options_page
+from redelivery.cli import codes_page, commands_page, options_page
 from redelivery.cli.plugins import as_markdown
 from redelivery.codes import MEANINGS, Code
 from redelivery.contract.broker import BrokerPlugin
@@ -353,6 +353,12 @@ def test_the_page_of_options_shows_them_as_they_are() -> None:
 def test_the_page_of_codes_shows_them_as_they_are() -> None:
     assert text(ROOT / "docs/codes.md") == codes_page.as_markdown() + "\n", (
         "run: redelivery plugins --codes > docs/codes.md"
+    )
+
+
+def test_the_page_of_commands_shows_them_as_they_are() -> None:
+    assert text(ROOT / "docs/cli.md") == commands_page.as_markdown() + "\n", (
+        "run: redelivery plugins --commands > docs/cli.md"
     )
 
 

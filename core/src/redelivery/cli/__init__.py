@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -142,6 +142,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line. Imports the module of its subcommand."""
     called = next((each for each in arguments if not each.startswith("-")), None)
+    return _parser({called}).parse_args(arguments)
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Return the parser with the arguments of every subcommand. Imports the modules of all."""
+    return _parser(_COMMANDS)
+
+
+def _parser(called: Container[str | None]) -> argparse.ArgumentParser:
+    """Return the parser with every subcommand, and the arguments of those that are called."""
     parser = argparse.ArgumentParser(
         prog="redelivery", description="Write from PySpark to any message broker, and account for every row."
     )
@@ -149,9 +159,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (module, add, text, description) in _COMMANDS.items():
         command_parser = commands.add_parser(name, help=text, description=description)
-        if name == called:
+        if name in called:
             getattr(import_module(f"{__name__}.{module}"), add)(command_parser)
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _refuse_secrets(parsed: argparse.Namespace) -> None:

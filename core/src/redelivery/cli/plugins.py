@@ -33,6 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--markdown", action="store_true", help="print the table of capabilities in Markdown")
     form.add_argument("--options", action="store_true", help="print every option there is in Markdown")
     form.add_argument("--codes", action="store_true", help="print every error code in Markdown")
+    form.add_argument("--commands", action="store_true", help="print every command of this program in Markdown")
     parser.set_defaults(run=_run)
 
 
@@ -50,6 +51,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from redelivery.cli import codes_page  # noqa: PLC0415 - as above
 
         _say_lines(codes_page.as_markdown())
+    elif arguments.commands:
+        from redelivery.cli import commands_page  # noqa: PLC0415 - as above
+
+        _say_lines(commands_page.as_markdown())
     else:
         _say_lines(as_table(found))
     return 0
