@@ -15,7 +15,7 @@ client's or the broker's own word, where it has one: `TOO_LARGE` with `MSG_SIZE_
 | where | how |
 | --- | --- |
 | Spark | `_error.code` and `_error.native_code`: `letters.where("_error.code = 'TOO_LARGE'")` |
-| command line | `redelivery dead-letters redrive URL --where code=TOO_LARGE`, `native_code=403`; `stats` counts by both |
+| command line | `redelivery dead-letters redrive URL --where code=TOO_LARGE`, `native_code=403`; `stats` counts both |
 | accounts | `report.reasons`: `{"TOO_LARGE (MSG_SIZE_TOO_LARGE)": 3}` |
 | Python | `error.code is Code.TOO_LARGE`, `letter.context.native_code` |
 
