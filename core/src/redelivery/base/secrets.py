@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from redelivery.base.restrictions import restrictions
@@ -77,9 +77,20 @@ _WRITE_A_REFERENCE: Final = (
 
 
 class Secret(str):
-    """The value of a secret. It is a text like any other, but its `repr` does not show it."""
+    """The value of a secret. It is a text like any other, but its `repr` does not show it.
 
-    __slots__ = ()
+    Attributes:
+        reference: what it was resolved from; empty where it was written out.
+    """
+
+    __slots__ = ("reference",)
+
+    reference: str
+
+    def __new__(cls, value: str, reference: str = "") -> Self:
+        made = super().__new__(cls, value)
+        made.reference = reference
+        return made
 
     def __repr__(self) -> str:
         return repr(REDACTED)
@@ -192,7 +203,8 @@ def resolve_secret(value: str) -> str:
     if kind not in {"env", "file"} or not name:
         return value
     try:
-        return remember(_variable(name) if kind == "env" else _file(Path(name.removeprefix("//"))))
+        found = remember(_variable(name) if kind == "env" else _file(Path(name.removeprefix("//"))))
+        return Secret(found, value)
     except (OSError, ValueError, KeyError) as error:  # the last two: the name is empty, or invalid
         if isinstance(error, ConfigurationError):
             raise
@@ -200,6 +212,16 @@ def resolve_secret(value: str) -> str:
             kind, f"cannot be read on this machine: {type(error).__name__}"
         )
     raise MissingSecret(f"the secret reference {_quoted(value)} {why}")  # not from it: a decoding error holds the bytes
+
+
+def renewed(value: str) -> str:
+    """Return what a resolved secret is now: one that came from a file is read again, as others may replace the file.
+
+    Raises:
+        MissingSecret, ConfigurationError: as `resolve_secret`.
+    """
+    reference = value.reference if isinstance(value, Secret) else ""
+    return resolve_secret(reference) if reference.startswith("file:") else value
 
 
 def _variable(name: str) -> str:

@@ -23,7 +23,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from redelivery.base import durations
-from redelivery.base.secrets import guard_loggers, refuse_password, remember, resolve_secret, resolve_secrets
+from redelivery.base.secrets import guard_loggers, refuse_password, remember, renewed, resolve_secret, resolve_secrets
 from redelivery.base.urls import quoted, redact, unknown
 from redelivery.errors import ConfigurationError
 
@@ -37,6 +37,7 @@ __all__ = [
     "option",
     "refuse_password",
     "remember",
+    "renewed",
     "resolve_secret",
     "resolve_secrets",
     "seconds",

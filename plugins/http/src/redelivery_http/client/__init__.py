@@ -1,0 +1,1 @@
+"""What only this client needs: a connection, and tokens."""

@@ -1,0 +1,163 @@
+"""A kept-alive connection to one origin, on httpx's transport: one request at a time, nothing followed or kept.
+
+`httpx2.Client` would store cookies, read `.netrc` and the environment's proxies, and take twice the time.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import httpx2
+
+from redelivery_http.address import Address
+from redelivery_http.options import Settings
+
+#: Bytes of an answer that are read: of a refusal the beginning, for its text; else what keeps the connection.
+_REFUSAL: Final = 2048
+_REST: Final = 65_536
+#: Seconds that an idle connection is kept: fewer than most servers keep it.
+_IDLE: Final = 4.0
+_SECONDS: Final = re.compile(r"[0-9]{1,9}")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A refusal.
+
+    Attributes:
+        status: the status code.
+        text: why, in the server's words.
+        retry_after: seconds for which the server asks for a pause.
+    """
+
+    status: int
+    text: str
+    retry_after: float = 0.0
+
+
+def tls(settings: Settings, *, needed: bool) -> ssl.SSLContext:
+    """Return the TLS settings of all connections. Reads files.
+
+    Raises:
+        OSError: a file cannot be read, or has no certificate (`ssl.SSLError` is one).
+    """
+    if not needed:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.create_default_context(cafile=settings.ssl_ca)
+    if settings.ssl_cert is not None:
+        context.load_cert_chain(settings.ssl_cert, settings.ssl_key, password=lambda: "")  # never ask a terminal
+    return context
+
+
+class Connection:
+    """One connection, opened at its first request and again after it was lost. Used by one thread."""
+
+    def __init__(self, address: Address, settings: Settings, context: ssl.SSLContext) -> None:
+        self._url = httpx2.URL(address.url)
+        self._target = address.target.encode("ascii")
+        self._host = address.authority.encode("ascii")
+        self._connect_timeout = settings.connect_timeout
+        self._transport = httpx2.HTTPTransport(
+            verify=context,
+            trust_env=False,
+            limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_IDLE),
+            proxy=None if settings.proxy is None else httpx2.Proxy(settings.proxy, ssl_context=context),
+        )
+
+    def request(self, method: str, headers: Headers, body: bytes, until: float) -> httpx2.Response:
+        """Send a request and return the answer's head; then call `refusal` or `drain`.
+
+        Args:
+            method: `POST` or `OPTIONS`.
+            headers: without those of the connection.
+            body: the whole body.
+            until: monotonic seconds by which it ends, in whatever way.
+
+        Raises:
+            httpx2.TransportError
+        """
+        left = max(0.001, until - time.monotonic())
+        own = [(b"Host", self._host), (b"User-Agent", b"redelivery"), (b"Content-Length", b"%d" % len(body))]
+        request = httpx2.Request(
+            method,
+            self._url,
+            headers=own + headers,
+            stream=httpx2.ByteStream(body),
+            extensions={
+                "target": self._target,
+                "timeout": {
+                    "connect": min(self._connect_timeout, left),
+                    "read": left,
+                    "write": left,
+                    "pool": left,
+                },
+            },
+        )
+        return self._transport.handle_request(request)
+
+    @staticmethod
+    def refusal(response: httpx2.Response, until: float) -> Answer:
+        """Return what the server says of a request that it did not carry out."""
+        body = b"".join(_parts(response, _REFUSAL, until))[:_REFUSAL]
+        text = "".join(each if each.isprintable() else " " for each in body.decode("utf-8", "replace"))
+        location = response.headers.get("location", "")
+        if location:
+            text = f"it redirects to {''.join(filter(str.isprintable, location))[:200]}; {text}"
+        return Answer(
+            response.status_code, f"{response.status_code} {text}".rstrip("; "), _retry_after(response.headers)
+        )
+
+    @staticmethod
+    def drain(response: httpx2.Response, until: float) -> None:
+        """Read the rest of an answer, so that the connection can be used again. A long rest costs the connection."""
+        for _ in _parts(response, _REST, until):
+            pass
+
+    def close(self) -> None:
+        """Close it."""
+        with suppress(Exception):  # it is of no more use
+            self._transport.close()
+
+
+def _parts(response: httpx2.Response, most: int, until: float) -> Iterator[bytes]:
+    """Return the parts of a body, as far as it comes: the status has said it all."""
+    read = 0
+    with suppress(httpx2.TransportError):
+        try:
+            for part in response.stream:  # type: ignore[union-attr]
+                yield part
+                read += len(part)
+                if read > most or time.monotonic() > until:
+                    break
+        finally:
+            response.close()
+
+
+def _retry_after(headers: httpx2.Headers) -> float:
+    """Return the seconds of `Retry-After`: a number, or a date by the server's own clock, if it gives its time."""
+    text = headers.get("retry-after", "").strip()
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    then = _moment(text)
+    if then is None:
+        return 0.0
+    now = _moment(headers.get("date", "")) or datetime.now(UTC)
+    return max(0.0, (then - now).total_seconds())
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(text[:100])
+    except (ValueError, OverflowError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
