@@ -54,6 +54,7 @@ __all__ = [
     "PREFIXES",
     "UNDELIVERABLE",
     "WRAPPED",
+    "bare_form_of",
     "binary_headers",
     "event_in",
     "events_in",
@@ -137,6 +138,22 @@ def form_of(message: Message) -> dict[str, Any]:
     if is_structured(message) or prefix_in(message) is not None:
         return to_json(to_event(message))
     return _wrapped_form(message)
+
+
+def bare_form_of(message: Message) -> dict[str, Any]:
+    """Return the JSON form of the event that a message is, if the message is nothing else; else as `form_of`.
+
+    It loses only how the event was written: its mode, and spaces within its JSON. Key, time and further headers are no
+    part of an event: a message that has them keeps them as `form_of` does.
+    """
+    form = form_of(message)
+    if form["type"] == WRAPPED or message.key is not None or message.timestamp_ms is not None:
+        return form
+    prefix = prefix_in(message) or CONTENT_TYPE
+    alone = all(name.lower() == CONTENT_TYPE or name.startswith(prefix) for name, _ in message.headers)
+    if alone and message.id in {None, form["id"]} and message.destination is None and not message.extra:
+        form.pop(_ENVELOPE, None)
+    return form
 
 
 def message_of(form: Mapping[str, Any]) -> Message:

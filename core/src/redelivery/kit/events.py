@@ -11,9 +11,15 @@ from redelivery.formats import events
 __all__ = ["from_json", "to_json"]
 
 
-def to_json(message: Message) -> dict[str, Any]:
-    """Return a message as a CloudEvent in JSON; its key and headers are kept as attributes of ours."""
-    return events.form_of(message)
+def to_json(message: Message, *, exact: bool = True) -> dict[str, Any]:
+    """Return a message as a CloudEvent in JSON; its key and headers are kept as attributes of ours.
+
+    Args:
+        message: any.
+        exact: keep how an event was written, too, so that `from_json` returns the very message. False: a message that
+            is an event, and nothing else, becomes that event without any attribute of ours.
+    """
+    return events.form_of(message) if exact else events.bare_form_of(message)
 
 
 def from_json(event: Mapping[str, Any]) -> Message:

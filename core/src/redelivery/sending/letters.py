@@ -273,7 +273,7 @@ class LetterWriter:
             asked = (own,)
         parts: list[Batch] = []
         order: list[int] = []
-        for names, rows in dialects.chosen_all(asked, own, batch).items():
+        for names, rows in dialects.chosen_all(asked, own, batch, wrapped=group.wrapped).items():
             part = contexts.take(rows) if len(rows) < len(batch) else contexts
             parts.append(
                 dialects.attach_all(

@@ -66,7 +66,7 @@ class Encoder:
                 message.headers, lambda name, value: None if times[name.lower()] > 1 else _text(name, value)
             )
             wire = [(name.encode("ascii"), text.encode("ascii")) for name, text in native.items()]
-        packed |= _rest(message)
+        packed |= _rest(message, wire)
         if packed:
             wire.append((PACKED.encode("ascii"), _ascii(packed)))
         size = sum(len(name) + len(value) + 4 for name, value in wire)
@@ -84,7 +84,9 @@ class Encoder:
         """
         _check_destination(message)
         try:
-            return json.dumps(events.to_json(message), separators=(",", ":"), allow_nan=False).encode("ascii")
+            return json.dumps(events.to_json(message, exact=False), separators=(",", ":"), allow_nan=False).encode(
+                "ascii"
+            )
         except (TypeError, ValueError, RecursionError) as error:
             text = f"http: the event cannot be written as JSON: {error}"
             raise Permanent(text, code=Code.INVALID_MESSAGE) from error
@@ -126,31 +128,33 @@ def _kind(name: str) -> str | None:
     return "event" if lower.startswith("ce-") else "text"
 
 
-def _rest(message: Message) -> dict[str, Any]:
-    """Return what HTTP has no place for."""
+def _rest(message: Message, wire: Wire) -> dict[str, Any]:
+    """Return what HTTP has no place for. An event has its own id, and no body where it has no data."""
     rest: dict[str, Any] = {}
-    kind = None if message.id is None and message.value is not None else _event_id(message.headers)
-    if message.id is not None and kind not in {"", message.id}:
+    names = {name.lower(): text for name, text in wire}
+    is_structured = names.get(b"content-type", b"").lower().startswith(_STRUCTURED)
+    is_event = is_structured or b"ce-specversion" in names
+    if message.id is not None and not (_is_in(message) if is_structured else _is_own(message.id, names)):
         rest["id"] = message.id
     if message.key is not None:
         rest["key"] = portable(message.key)
     if message.timestamp_ms is not None:
         rest["timestamp"] = message.timestamp_ms
-    if message.value is None and kind is None:
+    if message.value is None and not is_event:
         rest["body"] = "null"
     return rest
 
 
-def _event_id(headers: Headers) -> str | None:
-    """Return the id of an event in binary mode; empty of one in structured mode, which has its own; None: no event."""
-    found = {name.lower(): value or b"" for name, value in headers}
-    if found.get("content-type", b"").lower().startswith(_STRUCTURED):
-        return ""
-    return _attribute(found, "ce-id") if "ce-specversion" in found else None
+def _is_in(message: Message) -> bool:
+    """Return whether an event in JSON holds the message's id: looked for as text, because parsing takes long."""
+    spellings = (json.dumps(message.id, ensure_ascii=each).encode("utf-8", "surrogatepass") for each in (True, False))
+    return any(each in (message.value or b"") for each in spellings)
 
 
-def _attribute(found: Mapping[str, bytes], name: str) -> str | None:
-    return found[name].decode("utf-8", "replace") if name in found else None
+def _is_own(id_: str, names: Mapping[bytes, bytes]) -> bool:
+    """Return whether an id is that of the event in these headers."""
+    own = quote(id_, safe=_SAFE, errors="surrogatepass").encode("ascii")
+    return b"ce-specversion" in names and names.get(b"ce-id") == own
 
 
 def _ascii(packed: Mapping[str, Any]) -> bytes:

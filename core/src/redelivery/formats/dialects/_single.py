@@ -243,11 +243,16 @@ def chosen(asked: Sequence[str] | None, own: str, message: Message) -> tuple[str
     return tuple(dict.fromkeys(each for name in asked for each in (_KNATIVE if name == "knative" else (name,))))
 
 
-def chosen_all(asked: Sequence[str] | None, own: str, batch: Batch) -> dict[tuple[str, ...], Sequence[int]]:
-    """Return the rows of a batch by the dialects that `chosen` returns for them; arguments as of `chosen`."""
+def chosen_all(
+    asked: Sequence[str] | None, own: str, batch: Batch, *, wrapped: bool = False
+) -> dict[tuple[str, ...], Sequence[int]]:
+    """Return the rows of a batch by the dialects that `chosen` returns for them; arguments as of `chosen`.
+
+    If `wrapped`, the letters are events that stand for the messages.
+    """
     if asked is not None:
         return {chosen(asked, own, Message(value=None)): range(len(batch))}
-    are_events = events_in(batch)
+    are_events = [True] * len(batch) if wrapped else events_in(batch)
     rows = {
         (own, *(each for each in _KNATIVE if each != own)): [row for row, each in enumerate(are_events) if each],
         (own,): [row for row, each in enumerate(are_events) if not each],

@@ -71,7 +71,7 @@ class Connection:
             verify=context,
             trust_env=False,
             limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_IDLE),
-            proxy=None if settings.proxy is None else httpx2.Proxy(settings.proxy, ssl_context=context),
+            proxy=_proxy(settings.proxy, context),
         )
 
     def request(self, method: str, headers: Headers, body: bytes, until: float) -> httpx2.Response:
@@ -127,6 +127,12 @@ class Connection:
         """Close it."""
         with suppress(Exception):  # it is of no more use
             self._transport.close()
+
+
+def _proxy(url: str | None, context: ssl.SSLContext) -> httpx2.Proxy | None:
+    if url is None:
+        return None
+    return httpx2.Proxy(url, ssl_context=context if url.startswith("https:") else None)
 
 
 def _parts(response: httpx2.Response, most: int, until: float) -> Iterator[bytes]:

@@ -1,0 +1,177 @@
+"""Tokens that rotate, audiences, and TLS with certificates of both sides."""
+
+import base64
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from redelivery.codes import Code
+from redelivery.contract.message import Batch, Message
+from redelivery.errors import BrokerError, ConfigurationError, Fatal
+from redelivery.registry import connect
+from redelivery_http.client import tokens
+from redelivery_http.testing.server import Reply, Server
+
+
+def jwt(**claims: object) -> str:
+    parts = [json.dumps(each).encode() for each in ({"alg": "none"}, claims)]
+    return ".".join([*(base64.urlsafe_b64encode(each).decode().rstrip("=") for each in parts), "c2lnbmF0dXJl"])
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    there = Server()
+    yield there
+    there.close()
+
+
+def post(sender: object, number: int = 1) -> BrokerError | None:
+    sender.send(Batch.of([Message(value=b"v")], number=number), deadline=time.monotonic() + 5)
+    while not (settled := sender.collect(0.2)):
+        pass
+    return settled[0].failures[0].error if settled[0].failures else settled[0].error
+
+
+def test_http_a_token_from_a_file_is_read_again_when_it_rotates(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "FRESH", 0.0)
+    file = tmp_path / "token"
+    file.write_text("first-token\n")
+    with connect(f"{server.url}/a", {"http.token": f"file:{file}"}) as broker, broker.sender() as sender:
+        assert post(sender) is None
+        file.write_text("second-token\n")
+        assert post(sender, 2) is None
+        file.unlink()
+        error = post(sender, 3)
+    assert [each.header("authorization") for each in server.posted("/a")] == [
+        "Bearer first-token",
+        "Bearer second-token",
+    ]
+    assert isinstance(error, Fatal)
+    assert error.code is Code.NOT_AUTHENTICATED
+    assert "-token" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        ({"aud": "orders"}, None),
+        ({"aud": ["shop", "orders"], "exp": 9e9}, None),
+        ({"aud": "shop"}, "'shop', not 'orders'"),
+        ({"aud": ["shop", "x"]}, "'shop', 'x', not 'orders'"),
+        ({}, "not 'orders'"),
+        ({"aud": "orders", "exp": 1}, "expired"),
+        (None, "not a JWT"),
+    ],
+)
+def test_http_a_token_for_another_audience_is_one_clear_line(
+    server: Server, claims: dict | None, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = "opaque.to.ken" if claims is None else jwt(**claims)
+    monkeypatch.setenv("HTTP_TEST_TOKEN", token)
+    options = {"http.token": "env:HTTP_TEST_TOKEN", "http.audience": "orders"}
+    with connect(f"{server.url}/a", options) as broker, broker.sender() as sender:
+        if why is None:
+            sender.check(deadline=time.monotonic() + 5)
+            assert post(sender) is None
+            return
+        with pytest.raises(Fatal, match=why) as caught:
+            sender.check(deadline=time.monotonic() + 5)
+        assert isinstance(post(sender), Fatal)
+    assert caught.value.code is Code.NOT_AUTHENTICATED
+    assert token not in str(caught.value)
+    assert not server.posted("/a")
+
+
+def test_http_a_token_that_no_header_holds_is_refused_without_showing_it() -> None:
+    for token in ("a-secret\nX-Evil: 1", "a-sécret", " a-secret"):
+        with pytest.raises(ConfigurationError) as caught:
+            connect("https://h/", {"http.token": token})
+        assert "cret" not in str(caught.value)
+
+
+def test_http_a_token_in_plain_text_to_another_host_is_insecure() -> None:
+    assert connect("http://example.org/", {"http.token": "a-token"}, warn=False).insecure
+    assert not connect("https://example.org/", {"http.token": "a-token"}).insecure
+    assert not connect("http://localhost/", {"http.token": "a-token"}).insecure
+    assert not connect("http://example.org/").insecure
+
+
+def test_http_options_that_need_each_other_say_so() -> None:
+    for options in ({"http.ssl.key": "k"}, {"http.audience": "a"}, {"http.proxy": "http://me:pw@p"}):
+        with pytest.raises(ConfigurationError) as caught:
+            connect("https://h/", options)
+        assert "pw" not in str(caught.value)
+
+
+def test_http_the_proxy_is_one_of_the_hosts_and_the_environments_is_not_used(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert connect("http://h/", {"http.proxy": "http://proxy:3128"}).hosts == ("h", "proxy")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with connect(f"{server.url}/a") as broker, broker.sender() as sender:
+        assert post(sender) is None
+    with connect("http://nowhere.invalid/a", {"http.proxy": server.url}) as broker, broker.sender() as sender:
+        assert post(sender) is None
+    assert len(server.posted("http://nowhere.invalid/a")) == 1
+
+
+def test_http_a_check_tells_what_no_event_can_pass(server: Server) -> None:
+    for status in (401, 410):
+        server.always("/a", Reply(status=status, keep=False))
+        with connect(f"{server.url}/a") as broker, broker.sender() as sender, pytest.raises(Fatal):
+            sender.check(deadline=time.monotonic() + 5)
+    server.always("/a", Reply(status=405, keep=False))  # many resources do not have OPTIONS
+    with connect(f"{server.url}/a") as broker, broker.sender() as sender:
+        sender.check(deadline=time.monotonic() + 5)
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def secure(authority: trustme.CA) -> Iterator[Server]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    there = Server(context=context)
+    yield there
+    there.close()
+
+
+def test_http_tls_needs_a_trusted_certificate_and_ours_where_the_server_asks(
+    secure: Server, authority: trustme.CA, tmp_path: Path
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("client.example").private_key_and_cert_chain_pem.write_to_path(tmp_path / "own.pem")
+    trusted = {"http.ssl.ca": str(tmp_path / "ca.pem")}
+    for options in ({}, trusted):
+        with connect(f"{secure.url}/a", options) as broker, broker.sender() as sender:
+            error = post(sender)
+        assert isinstance(error, Fatal)
+        assert error.code is Code.TLS_FAILED
+    ours = {**trusted, "http.ssl.cert": str(tmp_path / "own.pem")}
+    with connect(f"{secure.url}/a", ours) as broker, broker.sender() as sender:
+        assert post(sender) is None
+    assert len(secure.posted("/a")) == 1
+
+
+def test_http_files_that_are_missing_are_named_by_their_options(server: Server, tmp_path: Path) -> None:
+    missing = {"http.ssl.ca": str(tmp_path / "none.pem")}
+    with (
+        connect("https://localhost:1/a", missing) as broker,
+        broker.sender() as sender,
+        pytest.raises(Fatal, match=r"http\.ssl\.ca") as caught,
+    ):
+        sender.check(deadline=time.monotonic() + 5)
+    assert caught.value.code is Code.MISCONFIGURED
