@@ -1,0 +1,1 @@
+"""Code that only NATS's client needs: the connection, and requests that wait for their answers."""

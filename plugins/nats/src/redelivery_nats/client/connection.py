@@ -1,0 +1,206 @@
+"""A connection to a server: commands are written, and each answer goes to whoever waits for it.
+
+All answers come by one subscription of ours, `<inbox>.*`, whose last token names the request. A pulled message comes by
+it too, but under its own subject: only the answers that end a pull are under the request's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from redelivery.kit.asyncio_bridge import LoopThread
+from redelivery.kit.options import guard_loggers
+from redelivery_nats.address import Address
+from redelivery_nats.client.nats_private import Client, Nkey, credentials_in
+from redelivery_nats.errors import TABLE, ApiError, DeniedError, StatusError
+from redelivery_nats.options import Settings
+
+#: What is told of a request: the payload of its answer, or an error, and what was given with it.
+OnAnswer = Callable[[bytes | Exception, Any, Any], None]
+#: What a pulled message is given to: subject, subject of its acknowledgement, payload, headers.
+OnDelivery = Callable[[bytes, bytes, bytes, bytes | None], None]
+
+_PING: Final = 20
+_VIOLATION: Final = "permissions violation for "
+
+guard_loggers("nats")
+
+
+class Connection(LoopThread):
+    """One connection, which never comes back once it is lost. Any thread may use it.
+
+    Args:
+        address: of the servers, one of which it is made to.
+        settings: of the client.
+        place: for errors.
+        on_delivery: called in the loop with each pulled message.
+        on_lost: called in the loop, once, when it has ended otherwise than by `close`.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        settings: Settings,
+        place: str,
+        *,
+        on_delivery: OnDelivery | None = None,
+        on_lost: Callable[[Exception], None] | None = None,
+    ) -> None:
+        super().__init__("nats", place)
+        self._address, self._settings = address, settings
+        self._on_delivery, self._on_lost = on_delivery, on_lost
+        self.inbox = f"{settings.inbox_prefix}.{secrets.token_hex(11)}."
+        self._inbox = self.inbox.encode()
+        self._waiting: dict[int, tuple[OnAnswer, str, Any, Any]] = {}
+        self._numbers = itertools.count(1)
+        self._client: Client | None = None
+        self._error: Exception | None = None
+        self.lost: Exception | None = None
+
+    def open(self, within: float) -> None:
+        """Connect, within so many seconds. Raises BrokerError."""
+        with TABLE.while_doing(self.doing("connecting to"), safe=True):
+            try:
+                self.run("connecting to", self._connect, within)
+            except Exception as error:
+                # The client says only that no server answers; the last one's own error says why.
+                raise self._error or error from error
+
+    @property
+    def server(self) -> Mapping[str, Any]:
+        """What the server said of itself: its version, its largest payload."""
+        return {} if self._client is None else self._client.server
+
+    def expect(self, on_answer: OnAnswer, subject: str, one: Any = None, other: Any = None) -> str:
+        """Return the subject for the answer to a request, which is then given to `on_answer`.
+
+        Args:
+            on_answer: called in the loop, with the answer and the next two.
+            subject: of the request; a denial names it.
+            one, other: what it is about.
+        """
+        number = next(self._numbers)
+        self._waiting[number] = (on_answer, subject, one, other)
+        return f"{self.inbox}{number}"
+
+    def forget(self, reply: str) -> None:
+        """Wait no longer for an answer."""
+        self._waiting.pop(int(reply[len(self.inbox) :]), None)
+
+    def write(self, data: bytes) -> None:
+        """Write whole commands soon; nothing once it is lost or closed."""
+        if self._client is not None:
+            self.call(self._client.write, data)
+
+    async def _connect(self) -> None:
+        settings = self._settings
+        client = Client(self._message, needs_tls=settings.is_tls)
+        given: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
+        if settings.nkey is not None:
+            client.log_in_with(settings.nkey)
+            given["signature_cb"] = Nkey(settings.nkey).signed
+        if settings.credentials is not None:
+            jwt, seed = credentials_in(settings.credentials)
+            given |= {"signature_cb": Nkey(seed).signed, "user_jwt_cb": jwt.encode}
+        if settings.is_tls:
+            given |= {"tls": _tls(settings), "tls_hostname": settings.tls_hostname}
+        self._client = client
+        await client.connect(
+            servers=self._address.servers,
+            name="redelivery",
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=settings.connect_timeout,  # type: ignore[arg-type] - a number
+            ping_interval=_PING,
+            error_cb=self._failed,
+            closed_cb=self._ended,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        await client.subscribe(f"{self.inbox}*")
+        self._error = None
+
+    def _message(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
+        if not subject.startswith(self._inbox):
+            if self._on_delivery is not None:
+                self._on_delivery(subject, reply, payload, headers)
+            return
+        waiting = self._waiting.pop(int(subject[len(self._inbox) :]), None)
+        if waiting is not None:
+            on_answer, _, one, other = waiting
+            on_answer(payload if headers is None else _answer(headers, payload), one, other)
+
+    async def _failed(self, error: Exception) -> None:
+        """Note an error that the client reports. A denial says which subject, in lower case."""
+        self._error = error
+        found = str(error).partition(_VIOLATION)[2]
+        if not found:
+            return
+        denied = DeniedError(f"permissions violation for {found}")
+        what, _, subject = found.partition(' to "')
+        subject = subject.partition('"')[0]
+        for number, (on_answer, asked, one, other) in list(self._waiting.items()):
+            if (what == "subscription" or asked.lower() == subject) and self._waiting.pop(number, None):
+                on_answer(denied, one, other)
+
+    async def _ended(self) -> None:
+        error = (self._client and self._client.last_error) or self._error or ConnectionResetError("it was closed")
+        self.lost = error
+        waiting, self._waiting = self._waiting, {}
+        if self._on_lost is not None and not self.is_closed:
+            self._on_lost(error)
+        for on_answer, _, one, other in waiting.values():
+            on_answer(error, one, other)
+
+    async def _close_client(self) -> None:
+        if self._client is not None:
+            self._client.abort()
+            with suppress(Exception):
+                await self._client.close()
+
+
+def command(subject: str, reply: str, payload: bytes, block: bytes = b"") -> bytes:
+    """Return the command that sends a message with its block of headers, if it has one."""
+    if not block:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(payload), payload)
+    size = len(block)
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
+        subject.encode(),
+        reply.encode(),
+        size,
+        size + len(payload),
+        block,
+        payload,
+    )
+
+
+def answered(payload: bytes) -> dict[str, Any]:
+    """Return the members of an answer of the API. Raises ApiError."""
+    found = json.loads(payload)
+    if not isinstance(found, dict):
+        raise ApiError({"description": "an answer that is not an object"})
+    if "error" in found:
+        raise ApiError(found["error"])
+    return found
+
+
+def _answer(headers: bytes, payload: bytes) -> bytes | Exception:
+    """Return the payload; where the first line of the headers holds a status, that."""
+    words = headers.partition(b"\r\n")[0].split(b" ", 2)
+    if len(words) == 1 or not words[1].isdigit():
+        return payload
+    text = words[2].decode("utf-8", "replace") if len(words) > 2 else ""  # noqa: PLR2004 - a description
+    return StatusError(int(words[1]), text or "no responders: no stream has this subject")
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.tls_ca)
+    if settings.tls_cert is not None:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return context

@@ -1,0 +1,191 @@
+"""The sender role: messages are published one behind another, and the stream's confirmations come later."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from redelivery.contract.broker import Sender, Settled
+from redelivery.contract.message import Batch, Column
+from redelivery.errors import BrokerError, Fatal, Permanent, Retriable
+from redelivery.kit.errors import Code
+from redelivery.kit.in_flight import InFlight, SentBatch, time_left
+from redelivery_nats import codec
+from redelivery_nats.address import Address, check_subject
+from redelivery_nats.client.asking import Asking
+from redelivery_nats.client.connection import Connection, answered, command
+from redelivery_nats.errors import TABLE, ApiError, StatusError
+from redelivery_nats.options import Settings
+
+#: Rows that are written at once.
+_AT_ONCE: Final = 256
+#: The status of a subject that nobody listens to, and the code of a message that expects another stream.
+_NOBODY: Final = 503
+_OTHER_STREAM: Final = 10060
+#: No stream can be called so: a message that expects it is refused by any stream, and stored by none.
+_PROBE: Final = b"NATS/1.0\r\nNats-Expected-Stream: .\r\n\r\n"
+
+
+class NatsSender(Asking, Sender):
+    """Publishes to a stream's subject, or to a row's own."""
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        super().__init__(address, settings)
+        self._in_flight = InFlight("nats", self._place, window=settings.in_flight)
+        self._subjects: dict[str, BrokerError | None] = {}
+        #: Rows whose subject nobody listens to, by subject, until the server has said whether a stream has it.
+        self._nowhere: dict[str, list[tuple[SentBatch, int]]] = {}
+
+    def check(self, *, deadline: float) -> None:
+        doing, subject = "looking for", self._address.subject
+        time_left(deadline, self.doing(f"nats: {doing}"))
+        (answer,) = self._ask(doing, [(subject, b"", _PROBE)], end=deadline)
+        if isinstance(answer, StatusError) and answer.status == _NOBODY:
+            (names,) = self._api_all(doing, [("STREAM.NAMES", {"subject": subject})])
+            raise self._missing(names.get("streams") if isinstance(names, dict) else None, subject, answer)
+        if isinstance(answer, Exception):
+            raise TABLE.error(answer, self.doing(doing), safe=True, needs=f"the right to publish to {subject}")
+        try:
+            told = json.loads(answer)
+            error, stream = ApiError(told["error"]), told.get("stream")
+        except (ValueError, TypeError, LookupError):
+            text = f"something else than a stream answers to the subject {subject!r}; correct the URL"
+            raise Fatal(f"nats: {self.doing(doing)}: {text}", code=Code.MISCONFIGURED) from None
+        if error.err_code != _OTHER_STREAM:
+            raise TABLE.error(error, self.doing(doing), safe=True, rows=1).reclassified(Retriable)
+        if stream != self._address.stream:
+            text = f"the subject {subject!r} belongs to the stream {stream!r}; correct the URL"
+            raise Fatal(f"nats: {self.doing(doing)}: {text}", code=Code.MISCONFIGURED)
+
+    def send(self, batch: Batch, *, deadline: float) -> None:
+        self.check_open("sending to")
+        connection = self._connected(time_left(deadline, self.doing("nats: sending to")))
+        sent = self._in_flight.add(batch, deadline)
+        for start in range(0, batch.length, _AT_ONCE):
+            if not self._in_flight.wait_for_room(deadline):
+                break  # `collect` tells of the rest
+            self._write(connection, sent, range(start, min(start + _AT_ONCE, batch.length)))
+        if connection.lost is not None:  # perhaps before this batch was added
+            self._disconnected(connection.lost)
+
+    def collect(self, wait: float) -> list[Settled]:
+        return self._in_flight.collect(wait)
+
+    def _new_connection(self) -> Connection:
+        return Connection(self._address, self._settings, self._place, on_lost=self._disconnected)
+
+    def _write(self, connection: Connection, sent: SentBatch, rows: range) -> None:
+        batch, most, own = sent.batch, self._settings.max_payload, self._address.subject
+        is_source = not self._address.is_dead_letters
+        values, keys, headers = batch.value.values, _values(batch.key), _values(batch.headers)
+        ids, identities, times = _values(batch.id), _values(batch.identity), _values(batch.timestamp_ms)
+        targets = _values(batch.destination)
+        written: list[bytes] = []
+        for index in rows:
+            subject = own
+            try:
+                if targets is not None and targets[index] is not None:
+                    subject = self._target(targets[index])
+                block, payload = codec.encode(
+                    values[index],
+                    keys and keys[index],
+                    (headers and headers[index]) or (),
+                    ids and ids[index],
+                    identities and identities[index],
+                    times and times[index],
+                    most=most,
+                    recognised=is_source,
+                )
+            except BrokerError as error:
+                self._in_flight.failed(sent, index, error)
+                continue
+            if self._in_flight.sent(sent, index):
+                reply = connection.expect(self._answered, subject, sent, index)
+                written.append(command(subject, reply, payload, block))
+        connection.write(b"".join(written))
+
+    def _target(self, subject: str) -> str:
+        if subject not in self._subjects:
+            try:
+                check_subject(subject)
+                refused: BrokerError | None = None
+            except Permanent as error:
+                refused = error
+            if len(self._subjects) > codec.HEADERS_BYTES:
+                self._subjects.clear()
+            self._subjects[subject] = refused
+        error = self._subjects[subject]
+        if error is not None:
+            raise error
+        return subject
+
+    # --- in the connection's thread ---
+
+    def _answered(self, answer: bytes | Exception, sent: SentBatch, index: int) -> None:
+        if isinstance(answer, bytes) and b'"error"' not in answer and b'"seq"' in answer:
+            self._in_flight.stored(sent, index, duplicate=b'"duplicate"' in answer)
+            return
+        try:
+            if isinstance(answer, Exception):
+                raise answer
+            told = answered(answer)
+            if "stream" not in told or "seq" not in told:
+                raise ApiError({"description": "something else than a stream has answered"})
+            self._in_flight.stored(sent, index, duplicate=bool(told.get("duplicate")))
+        except StatusError as error:
+            if error.status == _NOBODY:
+                self._look_for(self._subject_of(sent, index), sent, index)
+            else:
+                self._fail(sent, index, error)
+        except Exception as error:  # noqa: BLE001 - the table sorts it
+            self._fail(sent, index, error)
+
+    def _subject_of(self, sent: SentBatch, index: int) -> str:
+        named = None if sent.batch.destination is None else sent.batch.destination.values[index]
+        return self._address.subject if named is None else named
+
+    def _look_for(self, subject: str, sent: SentBatch, index: int) -> None:
+        """Ask whether a stream has the subject: one that is moving to another server answers nobody for a moment."""
+        rows = self._nowhere.setdefault(subject, [])
+        rows.append((sent, index))
+        connection = self._connection
+        if len(rows) == 1 and connection is not None:
+            asked = f"{self._settings.api_prefix}.STREAM.NAMES"
+            reply = connection.expect(self._looked, asked, subject)
+            connection.write(command(asked, reply, json.dumps({"subject": subject}).encode()))
+
+    def _looked(self, answer: bytes | Exception, subject: str, _: object) -> None:
+        names = None
+        cause: Exception = StatusError(_NOBODY, "no responders: no stream has this subject")
+        try:
+            if isinstance(answer, bytes):
+                names = answered(answer).get("streams")
+        except Exception as error:  # noqa: BLE001 - it tells no names
+            cause = error
+        for sent, index in self._nowhere.pop(subject, ()):
+            own = subject == self._address.subject
+            error = self._missing(names, subject, cause)
+            self._in_flight.failed(sent, index, error if own or names else error.reclassified(Permanent))
+
+    def _missing(self, names: Any, subject: str, cause: Exception) -> BrokerError:
+        """Return the error of a subject that nobody listens to; nothing was stored."""
+        if names:
+            text = f"the stream {names[0]!r} does not answer now; nothing was stored"
+            error: BrokerError = Retriable(f"nats: {self.doing('sending to')}: {text}", code=Code.UNAVAILABLE)
+            error.__cause__ = cause
+            return error
+        return TABLE.error(cause, self.doing(f"sending under {subject!r} to"))
+
+    def _fail(self, sent: SentBatch, index: int, error: Exception) -> None:
+        subject = self._subject_of(sent, index)
+        own, needs = subject == self._address.subject, f"the right to publish to {subject}"
+        told = TABLE.error(error, self.doing("sending to"), rows=1, own_target=own, needs=needs)
+        self._in_flight.failed(sent, index, told)
+
+    def _disconnected(self, error: Exception) -> None:
+        self._nowhere.clear()
+        self._in_flight.lost(TABLE.error(error, self.doing("sending to")))
+
+
+def _values(column: Column[Any] | None) -> list[Any] | None:
+    return None if column is None else column.values
