@@ -15,7 +15,6 @@ from redelivery.kit.address import has_scheme
 from redelivery.kit.plans import MARGIN, compared, deliveries, none_if_missing
 from redelivery_nats.address import API_GROUP, KIND, Address
 from redelivery_nats.client.asking import Asking
-from redelivery_nats.options import Settings
 
 API: Final = f"{API_GROUP}/v1beta2"
 #: Subject of the advisories of a stream's messages that were delivered too often.
@@ -25,6 +24,8 @@ _NO_LIMIT: Final = -1
 #: Above any number of retries; the server's own word for it is -1.
 _MOST: Final = 1 << 31
 _LIMITS: Final = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject")
+#: What a stream of ours must not be: one that takes nothing, keeps what is removed, or confirms nothing.
+_FORBIDDEN: Final = ("sealed", "deny_delete", "no_ack")
 #: Members of a consumer's configuration that are counted in nanoseconds or numbers.
 _NUMBERS: Final = ("ack_wait", "max_deliver", "max_ack_pending", "num_replicas", "duplicate_window")
 
@@ -36,11 +37,11 @@ class NatsAdmin(Asking, Admin):
         self.check_open("looking at")
         address, letters = self._address, self._address.dead_letters
         objects, warnings = [], []
-        found = none_if_missing(lambda: self._stream(letters))
+        found = self._found(letters)
         objects.append(self._compare_stream(letters, found))
         warnings += self._warnings(letters, found, is_letters=True)
         if not address.is_dead_letters:
-            source = none_if_missing(lambda: self._stream(address))
+            source = self._found(address)
             objects.append(self._compare_stream(address, source))
             consumer = None if source is None else none_if_missing(self._consumer)
             objects.append(self._compare_consumer(spec, consumer))
@@ -51,7 +52,7 @@ class NatsAdmin(Asking, Admin):
             if sink.uri and sink.uri != NATIVE and not has_scheme(sink.uri):
                 sibling = address.sibling(sink.uri).checked()
                 if sibling not in (address, letters):
-                    objects.append(self._compare_stream(sibling, none_if_missing(lambda at=sibling: self._stream(at))))
+                    objects.append(self._compare_stream(sibling, self._found(sibling)))
                     sinks.append(sibling.url)
         most = self._connected().server.get("max_payload")
         if most != self._settings.max_payload:
@@ -78,6 +79,9 @@ class NatsAdmin(Asking, Admin):
 
     def _stream(self, address: Address, doing: str = "looking at") -> dict[str, Any]:
         return self._api(doing, f"STREAM.INFO.{address.stream}")
+
+    def _found(self, address: Address) -> dict[str, Any] | None:
+        return none_if_missing(lambda: self._stream(address))
 
     def _consumer(self) -> dict[str, Any]:
         return self._api("looking at", f"CONSUMER.INFO.{self._address.stream}.{self._address.consumer}")
@@ -108,18 +112,15 @@ class NatsAdmin(Asking, Admin):
             return compared("stream", address.stream, wanted, None)
         config = found["config"]
         only = {"duplicate_window", "num_replicas"} if address == self._address else {"num_replicas"}
-        also = []
         taken = config.get("subjects") or []
-        for subject in self._subjects(address):
-            if not any(_matches(each, subject) for each in taken):
-                also.append(Difference("subjects", subject, " ".join(taken) or "none"))
+        also = [
+            Difference("subjects", subject, " ".join(taken) or "none")
+            for subject in self._subjects(address)
+            if not any(_matches(each, subject) for each in taken)
+        ]
         if any(int(config.get(name) or 0) > 0 for name in _LIMITS) and config.get("discard") != "new":
             also.append(Difference("discard", "new, as it has limits", str(config.get("discard"))))
-        for name in ("sealed", "deny_delete"):
-            if config.get(name):
-                also.append(Difference(name, "false", "true"))
-        if config.get("no_ack"):
-            also.append(Difference("no_ack", "false", "true"))
+        also += [Difference(name, "false", "true") for name in _FORBIDDEN if config.get(name)]
         present = {name: str(config[name]) for name in wanted if name in config}
         return compared("stream", address.stream, wanted, present, only=only, also=also)
 
@@ -142,7 +143,7 @@ class NatsAdmin(Asking, Admin):
         return compared("consumer", name, wanted, config, only=only, also=also)
 
     def _warnings(self, address: Address, found: Mapping[str, Any] | None, *, is_letters: bool) -> list[str]:
-        config = self._wanted(address) if found is None else found["config"]
+        config: Mapping[str, Any] = self._wanted(address) if found is None else found["config"]
         name, warnings = address.stream, []
         if config["storage"] == "memory":
             warnings.append(f"{name} is kept in memory: it is lost when its servers stop")
@@ -206,9 +207,9 @@ def _configured(attributes: Mapping[str, str]) -> dict[str, Any]:
 def _matches(pattern: str, subject: str) -> bool:
     """Whether a stream's subject, which may have wildcards, takes in another one."""
     taken, wanted = pattern.split("."), subject.split(".")
-    for at, token in enumerate(taken):
-        if token == ">":
+    for at, part in enumerate(taken):
+        if part == ">":
             return len(wanted) > at
-        if at >= len(wanted) or (token not in ("*", wanted[at])):
+        if at >= len(wanted) or part not in {"*", wanted[at]}:
             return False
     return len(taken) == len(wanted)

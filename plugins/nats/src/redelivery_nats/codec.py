@@ -1,8 +1,8 @@
 """A message as NATS holds it, and back.
 
-A header that NATS can hold unchanged is one of NATS's. Everything else that a message has (key, time, null value, other
-headers) goes into one header of ours, `redelivery`, as JSON. The id is `Nats-Msg-Id`, by which the server de-duplicates;
-where the message has an identity, that is, and the id is in our header.
+A header that NATS can hold unchanged is one of NATS's. Everything else that a message has (key, time, null value,
+other headers) goes into one header of ours, `redelivery`, as JSON. The id is `Nats-Msg-Id`, by which the server
+de-duplicates; where the message has an identity, that is, and the id is in our header.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 _ID = re.compile(r"[!-~]{1,128}")
 
 
-def encode(  # noqa: PLR0913 - the columns of a row
+def encode(
     value: bytes | None,
     key: bytes | None = None,
     headers: Headers = (),
@@ -44,25 +44,18 @@ def encode(  # noqa: PLR0913 - the columns of a row
     most: int,
     recognised: bool = True,
 ) -> tuple[bytes, bytes]:
-    """Return the block of headers, which may be empty, and the payload.
+    """Return the block of headers, which may be empty, and the payload: of `most` bytes together.
 
-    Args:
-        value, key, headers, id_, identity, timestamp_ms: of the message.
-        most: bytes of both together.
-        recognised: the server may recognise the message by its id. A letter is recognised by its identity only.
-
-    Raises:
-        Permanent: code TOO_LARGE.
+    `recognised`: the server may recognise the message by its id; a letter is recognised by its identity only. Raises
+    Permanent, code TOO_LARGE.
     """
     known_by = identity or (id_ if recognised else None)
     ours: dict[str, Any] = {}
     lines: list[bytes] = []
-    if known_by is not None:
-        name = hashed_id(known_by, _is_id)
+    name = None if known_by is None else hashed_id(known_by, _is_id)
+    if name is not None:
         lines.append(f"{ID}: {name}\r\n".encode())
-        if name != id_:
-            ours["id"] = id_
-    elif id_ is not None:
+    if name != id_:
         ours["id"] = id_
     if headers:
         native, others = _divided(headers)
@@ -84,9 +77,7 @@ def encode(  # noqa: PLR0913 - the columns of a row
     return block, value
 
 
-def _check_sizes(  # noqa: PLR0913 - the parts of a message that have limits
-    block: int, value: int, key: bytes | None, headers: Headers, id_: str | None, most: int
-) -> None:
+def _check_sizes(block: int, value: int, key: bytes | None, headers: Headers, id_: str | None, most: int) -> None:
     size = sum(len(name.encode("utf-8", "surrogatepass")) + len(each or b"") for name, each in headers)
     id_size = 0 if id_ is None else len(id_.encode("utf-8", "surrogatepass"))
     for what, has, limit in (

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain
 from typing import Any, Final
 
@@ -26,12 +26,12 @@ from redelivery_nats import codec
 from redelivery_nats.address import Address
 from redelivery_nats.admin import MAX_DELIVERIES
 from redelivery_nats.client.asking import AT_ONCE, Asking, is_missing
-from redelivery_nats.options import Settings
 
 _TYPE: Final = "io.nats.jetstream.advisory.v1.max_deliver"
 #: A range of sequences of a stream that was created at that time; a cursor, and a position, have one.
 _SPLIT = re.compile(r"([0-9a-f]{1,16}):([0-9]{1,19})-([0-9]{1,19})")
 _POINT = re.compile(r"([0-9a-f]{1,16}):([0-9]{1,19})")
+_TIME = re.compile(r"([0-9T:-]{19})(?:\.([0-9]+))?(Z|[+-][0-9:]+)")
 _FIRST: Final = "1970-01-01T00:00:00Z"
 
 
@@ -117,7 +117,7 @@ class NatsDeadLetters(Asking, DeadLetters):
         self.check_open("removing from")
         created, _, _ = self._bounds()
         matches = [_POINT.fullmatch(each) for each in dict.fromkeys(positions)]
-        numbers = [int(each[2]) for each in matches if each is not None and each[1] == created]
+        numbers = [int(each[2]) for each in matches if each is not None and each[1] == created and int(each[2])]
         if self._address.source is not None:
             letters = [each for each in self._get(self._address, numbers) if each is not None]
             self._remove_originals(letters)
@@ -142,7 +142,7 @@ class NatsDeadLetters(Asking, DeadLetters):
         """When the stream was created, and the sequences of its first and last message."""
         found = self._api("looking at", f"STREAM.INFO.{self._address.stream}")
         created, state = _nanoseconds(found.get("created", _FIRST)), found["state"]
-        return f"{created:x}", int(state["first_seq"]), int(state["last_seq"])
+        return f"{created:x}", max(1, int(state["first_seq"])), int(state["last_seq"])
 
     def _point(self, cursor: str, created: str) -> int:
         match = _POINT.fullmatch(cursor)
@@ -289,11 +289,8 @@ def _is_number(value: object) -> bool:
 
 def _nanoseconds(text: str) -> int:
     """Return nanoseconds since the epoch of a time as the server writes it: `2026-11-23T04:34:48.66236674Z`."""
-    whole, _, rest = text.partition(".")
-    if not rest:
-        return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()) * 1_000_000_000
-    digits = re.match(r"[0-9]+", rest)
-    fraction = digits[0] if digits else ""
-    zone = rest[len(fraction) :].replace("Z", "+00:00")
-    seconds = int(datetime.fromisoformat(f"{whole}{zone}").astimezone(UTC).timestamp())
-    return seconds * 1_000_000_000 + int(f"{fraction:0<9}"[:9])
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return 0
+    seconds = int(datetime.fromisoformat(match[1] + match[3]).timestamp())
+    return seconds * 1_000_000_000 + int(f"{match[2] or '':0<9}"[:9])

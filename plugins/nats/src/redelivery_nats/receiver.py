@@ -23,8 +23,8 @@ from redelivery.kit.leases import Lease as KitLease
 from redelivery.kit.leases import Settlement, answer_extend, is_held, lost
 from redelivery_nats import codec
 from redelivery_nats.address import Address
-from redelivery_nats.client.asking import PATIENCE, Answers, Asking, Request
-from redelivery_nats.client.connection import Connection, answered, command
+from redelivery_nats.client.asking import PATIENCE, Asking, Request
+from redelivery_nats.client.connection import Connection, command, payload_of, stored
 from redelivery_nats.errors import TABLE, StatusError
 from redelivery_nats.options import Settings
 
@@ -134,7 +134,8 @@ class NatsReceiver(Asking, Receiver):
         if not done:
             self._release()  # what comes now would be counted for another pull
             ended = TimeoutError("no answer in time")
-        if not arrived and not (isinstance(ended, StatusError) and ended.status in _ENDS) and ended is not None:
+        is_end = isinstance(ended, StatusError) and ended.status in _ENDS
+        if not arrived and ended is not None and not is_end:
             raise self._pull_error(ended)
         return [each for raw in arrived if (each := self._received(raw, begun)) is not None]
 
@@ -211,9 +212,9 @@ class NatsReceiver(Asking, Receiver):
         if requests:
             answers = self._ask("sending letters of", list(requests.values()), end=end)
             for at, answer in zip(requests, answers, strict=True):
-                error = self._error(answer, "sending letters of", rows=1, is_stored=True)
-                if error is not None:
-                    failed[at] = error
+                refused = self._error(answer, "sending letters of", rows=1, is_stored=True)
+                if refused is not None:
+                    failed[at] = refused
         return failed
 
     def _error(
@@ -221,10 +222,7 @@ class NatsReceiver(Asking, Receiver):
     ) -> BrokerError | None:
         """Return the error that an answer stands for; None: it was done."""
         try:
-            if isinstance(answer, Exception):
-                raise answer
-            if is_stored and "seq" not in answered(answer):
-                raise TimeoutError("something else than a stream has answered")
+            _ = stored(answer) if is_stored else payload_of(answer)
         except Exception as error:  # noqa: BLE001 - the table sorts it
             told = TABLE.error(error, self.doing(doing), rows=rows)
             return told if is_stored or not isinstance(error, StatusError) else told.reclassified(Ambiguous)

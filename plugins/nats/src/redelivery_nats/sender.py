@@ -13,7 +13,7 @@ from redelivery.kit.in_flight import InFlight, SentBatch, time_left
 from redelivery_nats import codec
 from redelivery_nats.address import Address, check_subject
 from redelivery_nats.client.asking import Asking
-from redelivery_nats.client.connection import Connection, answered, command
+from redelivery_nats.client.connection import Connection, answered, command, stored
 from redelivery_nats.errors import TABLE, ApiError, StatusError
 from redelivery_nats.options import Settings
 
@@ -47,12 +47,12 @@ class NatsSender(Asking, Sender):
             raise TABLE.error(answer, self.doing(doing), safe=True, needs=f"the right to publish to {subject}")
         try:
             told = json.loads(answer)
-            error, stream = ApiError(told["error"]), told.get("stream")
+            refused, stream = ApiError(told["error"]), told.get("stream")
         except (ValueError, TypeError, LookupError):
             text = f"something else than a stream answers to the subject {subject!r}; correct the URL"
             raise Fatal(f"nats: {self.doing(doing)}: {text}", code=Code.MISCONFIGURED) from None
-        if error.err_code != _OTHER_STREAM:
-            raise TABLE.error(error, self.doing(doing), safe=True, rows=1).reclassified(Retriable)
+        if refused.err_code != _OTHER_STREAM:
+            raise TABLE.error(refused, self.doing(doing), safe=True, rows=1).reclassified(Retriable)
         if stream != self._address.stream:
             text = f"the subject {subject!r} belongs to the stream {stream!r}; correct the URL"
             raise Fatal(f"nats: {self.doing(doing)}: {text}", code=Code.MISCONFIGURED)
@@ -77,22 +77,30 @@ class NatsSender(Asking, Sender):
     def _write(self, connection: Connection, sent: SentBatch, rows: range) -> None:
         batch, most, own = sent.batch, self._settings.max_payload, self._address.subject
         is_source = not self._address.is_dead_letters
-        values, keys, headers = batch.value.values, _values(batch.key), _values(batch.headers)
-        ids, identities, times = _values(batch.id), _values(batch.identity), _values(batch.timestamp_ms)
-        targets = _values(batch.destination)
+        columns: tuple[Column[Any] | None, ...] = (
+            batch.key,
+            batch.headers,
+            batch.id,
+            batch.identity,
+            batch.timestamp_ms,
+            batch.destination,
+        )
+        values = batch.value.values
+        none: list[Any] = [None] * batch.length
+        keys, headers, ids, identities, times, targets = (none if each is None else each.values for each in columns)
         written: list[bytes] = []
         for index in rows:
             subject = own
             try:
-                if targets is not None and targets[index] is not None:
+                if targets[index] is not None:
                     subject = self._target(targets[index])
                 block, payload = codec.encode(
                     values[index],
-                    keys and keys[index],
-                    (headers and headers[index]) or (),
-                    ids and ids[index],
-                    identities and identities[index],
-                    times and times[index],
+                    keys[index],
+                    headers[index] or (),
+                    ids[index],
+                    identities[index],
+                    times[index],
                     most=most,
                     recognised=is_source,
                 )
@@ -114,9 +122,9 @@ class NatsSender(Asking, Sender):
             if len(self._subjects) > codec.HEADERS_BYTES:
                 self._subjects.clear()
             self._subjects[subject] = refused
-        error = self._subjects[subject]
-        if error is not None:
-            raise error
+        known = self._subjects[subject]
+        if known is not None:
+            raise known
         return subject
 
     # --- in the connection's thread ---
@@ -126,12 +134,7 @@ class NatsSender(Asking, Sender):
             self._in_flight.stored(sent, index, duplicate=b'"duplicate"' in answer)
             return
         try:
-            if isinstance(answer, Exception):
-                raise answer
-            told = answered(answer)
-            if "stream" not in told or "seq" not in told:
-                raise ApiError({"description": "something else than a stream has answered"})
-            self._in_flight.stored(sent, index, duplicate=bool(told.get("duplicate")))
+            self._in_flight.stored(sent, index, duplicate=stored(answer))
         except StatusError as error:
             if error.status == _NOBODY:
                 self._look_for(self._subject_of(sent, index), sent, index)
@@ -158,14 +161,13 @@ class NatsSender(Asking, Sender):
         names = None
         cause: Exception = StatusError(_NOBODY, "no responders: no stream has this subject")
         try:
-            if isinstance(answer, bytes):
-                names = answered(answer).get("streams")
+            names = answered(answer).get("streams")
         except Exception as error:  # noqa: BLE001 - it tells no names
             cause = error
         for sent, index in self._nowhere.pop(subject, ()):
             own = subject == self._address.subject
-            error = self._missing(names, subject, cause)
-            self._in_flight.failed(sent, index, error if own or names else error.reclassified(Permanent))
+            missing = self._missing(names, subject, cause)
+            self._in_flight.failed(sent, index, missing if own or names else missing.reclassified(Permanent))
 
     def _missing(self, names: Any, subject: str, cause: Exception) -> BrokerError:
         """Return the error of a subject that nobody listens to; nothing was stored."""
@@ -185,7 +187,3 @@ class NatsSender(Asking, Sender):
     def _disconnected(self, error: Exception) -> None:
         self._nowhere.clear()
         self._in_flight.lost(TABLE.error(error, self.doing("sending to")))
-
-
-def _values(column: Column[Any] | None) -> list[Any] | None:
-    return None if column is None else column.values

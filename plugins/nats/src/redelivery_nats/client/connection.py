@@ -78,12 +78,9 @@ class Connection(LoopThread):
         return {} if self._client is None else self._client.server
 
     def expect(self, on_answer: OnAnswer, subject: str, one: Any = None, other: Any = None) -> str:
-        """Return the subject for the answer to a request, which is then given to `on_answer`.
+        """Return the subject for the answer to a request; `on_answer` is called in the loop with it, `one` and `other`.
 
-        Args:
-            on_answer: called in the loop, with the answer and the next two.
-            subject: of the request; a denial names it.
-            one, other: what it is about.
+        `subject` is that of the request: a denial names it.
         """
         number = next(self._numbers)
         self._waiting[number] = (on_answer, subject, one, other)
@@ -117,7 +114,7 @@ class Connection(LoopThread):
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
-            connect_timeout=settings.connect_timeout,  # type: ignore[arg-type] - a number
+            connect_timeout=settings.connect_timeout,  # type: ignore[arg-type]
             ping_interval=_PING,
             error_cb=self._failed,
             closed_cb=self._ended,
@@ -146,7 +143,8 @@ class Connection(LoopThread):
         what, _, subject = found.partition(' to "')
         subject = subject.partition('"')[0]
         for number, (on_answer, asked, one, other) in list(self._waiting.items()):
-            if (what == "subscription" or asked.lower() == subject) and self._waiting.pop(number, None):
+            if (what == "subscription" or asked.lower() == subject) and number in self._waiting:
+                del self._waiting[number]
                 on_answer(denied, one, other)
 
     async def _ended(self) -> None:
@@ -180,14 +178,29 @@ def command(subject: str, reply: str, payload: bytes, block: bytes = b"") -> byt
     )
 
 
-def answered(payload: bytes) -> dict[str, Any]:
-    """Return the members of an answer of the API. Raises ApiError."""
-    found = json.loads(payload)
+def payload_of(answer: bytes | Exception) -> bytes:
+    """Return the payload of an answer. Raises the error that stands for it."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def answered(answer: bytes | Exception) -> dict[str, Any]:
+    """Return the members of an answer of the API. Raises ApiError, or the error that stands for the answer."""
+    found = json.loads(payload_of(answer))
     if not isinstance(found, dict):
         raise ApiError({"description": "an answer that is not an object"})
     if "error" in found:
         raise ApiError(found["error"])
     return found
+
+
+def stored(answer: bytes | Exception) -> bool:
+    """Return whether the stream that confirms a message had it already. Raises as `answered` does."""
+    found = answered(answer)
+    if "stream" not in found or "seq" not in found:
+        raise ApiError({"description": "something else than a stream has answered"})
+    return bool(found.get("duplicate"))
 
 
 def _answer(headers: bytes, payload: bytes) -> bytes | Exception:

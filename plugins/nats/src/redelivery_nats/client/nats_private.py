@@ -1,7 +1,7 @@
 """What we use of nats-py that is not public; a test pins each name.
 
-nats-py gives a message to a subscription's queue and its task, and parses the headers of each: more than all else that a
-confirmation costs. `Client` hands messages over at once, as bytes.
+nats-py gives a message to a subscription's queue and its task, and parses the headers of each: more than all else that
+a confirmation costs. `Client` hands messages over at once, as bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from nats.aio.client import Client as NatsClient
 
 #: What a message is given to: subject, reply subject, payload, block of headers or None.
 OnMessage = Callable[[bytes, bytes, bytes, bytes | None], None]
+#: Bytes of a seed: its prefix, the key, a checksum.
+_SEED: Final = 36
 #: Names of nats-py's client that are used here.
 NAMES: Final = ("_process_msg", "_process_info", "_transport", "_public_nkey", "_server_info", "_auth_configured")
 
@@ -79,14 +81,14 @@ class Nkey:
             raise _BadLoginError(
                 "an nkey needs the package cryptography: pip install 'redelivery-nats[nkeys]'"
             ) from None
+        seed = seed.strip()
         try:
-            padded = seed.strip() + "=" * (-len(seed.strip()) % 8)
-            raw = base64.b32decode(padded)
-            if seed.strip()[:2] != "SU" or len(raw) != 36 or _crc(raw[:-2]) != raw[-2:]:  # noqa: PLR2004 - as said above
-                raise ValueError
-            self._key = Ed25519PrivateKey.from_private_bytes(raw[2:34])
+            raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
         except ValueError:
-            raise _BadLoginError("the seed of a user's nkey begins with SU, and has 58 characters") from None
+            raw = b""
+        if not seed.startswith("SU") or len(raw) != _SEED or _crc(raw[:-2]) != raw[-2:]:
+            raise _BadLoginError("the seed of a user's nkey begins with SU, and has 58 characters")
+        self._key = Ed25519PrivateKey.from_private_bytes(raw[2:34])
         raw = bytes([20 << 3]) + self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.public = base64.b32encode(raw + _crc(raw)).decode().rstrip("=")
 
