@@ -275,7 +275,7 @@ def test_a_secret_on_the_command_line_is_refused_and_not_shown(
 
 
 #: What takes long to import, and is no part of a list of plugins.
-LONG = ["azure.servicebus", "boto3", "botocore", "cloudevents", "confluent_kafka", "isodate", "pandas", "pika"]
+LONG = ["azure.servicebus", "boto3", "botocore", "cloudevents", "confluent_kafka", "isodate", "nats", "pandas", "pika"]
 LONG += ["pyarrow", "pyspark", "re2", "rich", "yaml"]
 
 
@@ -301,11 +301,12 @@ import importlib.util, sys
 from unittest.mock import patch
 from redelivery.cli import main
 found = importlib.util.find_spec
-names = {"boto3", "confluent_kafka", "pika", "azure.servicebus"}
+names = {"boto3", "confluent_kafka", "nats", "pika", "azure.servicebus"}
 with patch("redelivery.kit.clients.find_spec", lambda name: None if name in names else found(name)):
     main(["plugins", "--json"])
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
     failed = {each["name"]: each["cause"] for each in json.loads(done.stdout)["failed"]}
-    named = {"kafka": "confluent_kafka", "rabbitmq": "pika", "servicebus": "azure.servicebus", "sqs": "boto3"}
+    named = {"kafka": "confluent_kafka", "nats": "nats", "rabbitmq": "pika"}
+    named |= {"servicebus": "azure.servicebus", "sqs": "boto3"}
     assert failed == {name: f"ModuleNotFoundError: No module named {each!r}" for name, each in named.items()}
