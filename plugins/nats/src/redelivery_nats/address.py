@@ -119,7 +119,7 @@ class Address:
         netloc = re.split(r"[/?#]", rest, maxsplit=1)[0]
         shown = redact(url)
         if "@" in netloc:
-            text = "a URL holds no login: use nats.user and nats.password, nats.token or nats.credentials"
+            text = "a URL holds no login: use nats.user and nats.password, nats.token, or a key"
             raise InvalidURL(f"nats: {shown!r}: {text}")
         parts = split_url(f"{scheme}://host{rest[len(netloc) :]}")
         stream = unquote(parts.path[1:])

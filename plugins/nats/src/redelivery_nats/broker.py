@@ -31,7 +31,7 @@ class NatsBroker(Broker):
         limits = replace(CAPABILITIES.limits, message_bytes=settings.max_payload)
         window = timedelta(seconds=settings.duplicate_window)
         self.capabilities = replace(CAPABILITIES, limits=limits, deduplication_window=window)
-        logs_in = any((settings.user, settings.token, settings.nkey, settings.credentials))
+        logs_in = any((settings.user, settings.token, settings.nkey_secret, settings.credentials_secret))
         far = [host for host in self.hosts if not is_local(host)]
         if logs_in and far and not settings.is_tls:
             self.insecure = (f"the login and all messages may go to {far[0]} in plain text; set nats.tls",)

@@ -51,7 +51,7 @@ _DENIED: Final = Rule(Fatal, Code.NOT_AUTHORIZED, "allow it in this user's permi
 _LOGIN: Final = Rule(
     Fatal,
     Code.NOT_AUTHENTICATED,
-    "the server refuses this login: correct nats.user and nats.password, nats.token, nats.nkey or nats.credentials",
+    "the server refuses this login: correct nats.user and nats.password, or nats.token, or the key",
 )
 _TOO_LARGE: Final = Rule(Permanent, Code.TOO_LARGE, "the server, or the stream's max_msg_size, refuses its size")
 _MESSAGE: Final = Rule(Permanent, Code.INVALID_MESSAGE, "the server does not accept this message")

@@ -27,7 +27,7 @@ class Settings(Options, broker="nats"):
         "$JS.API", "prefix of the JetStream API's subjects", _prefix, "a prefix of subjects", shown="$JS.API"
     )
     connect_timeout: float = seconds(5, "seconds to wait for a connection", least=0.1, most=25)
-    credentials: str | None = secret("contents of a .creds file: the user's JWT and its seed")
+    credentials_secret: str | None = secret("contents of a .creds file: the user's JWT and its seed")
     duplicate_window: float = seconds(
         120, "seconds in which a provisioned stream recognises an id that it has stored", least=0.1, most=86_400
     )
@@ -41,7 +41,7 @@ class Settings(Options, broker="nats"):
     max_payload: int = integer(
         1 << 20, "size of the largest message that the server accepts, with its headers", least=1024, most=1 << 26
     )
-    nkey: str | None = secret("seed of the user's nkey")
+    nkey_secret: str | None = secret("seed of the user's nkey")
     password: str | None = secret("password of user")
     replicas: int = integer(1, "copies that a provisioned stream has", least=1, most=5)
     storage: str = choice("file", "where a provisioned stream keeps its messages", ("file", "memory"))
@@ -58,7 +58,9 @@ class Settings(Options, broker="nats"):
         for one, other in (("user", "password"), ("tls_cert", "tls_key")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise ConfigurationError(f"nats.{one} and nats.{other} require each other; give both or none")
-        logins = [name for name in ("user", "token", "nkey", "credentials") if getattr(self, name) is not None]
+        logins = [
+            name for name in ("user", "token", "nkey_secret", "credentials_secret") if getattr(self, name) is not None
+        ]
         if len(logins) > 1:
             raise ConfigurationError(f"nats.{logins[0]} and nats.{logins[1]} are two logins; give one")
 

@@ -99,11 +99,11 @@ class Connection(LoopThread):
         settings = self._settings
         client = Client(self._message, needs_tls=settings.is_tls)
         given: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
-        if settings.nkey is not None:
-            client.log_in_with(settings.nkey)
-            given["signature_cb"] = Nkey(settings.nkey).signed
-        if settings.credentials is not None:
-            jwt, seed = credentials_in(settings.credentials)
+        if settings.nkey_secret is not None:
+            client.log_in_with(settings.nkey_secret)
+            given["signature_cb"] = Nkey(settings.nkey_secret).signed
+        if settings.credentials_secret is not None:
+            jwt, seed = credentials_in(settings.credentials_secret)
             given |= {"signature_cb": Nkey(seed).signed, "user_jwt_cb": jwt.encode}
         if settings.is_tls:
             given |= {"tls": _tls(settings), "tls_hostname": settings.tls_hostname}
