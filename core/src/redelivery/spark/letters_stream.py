@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from redelivery import registry
 from redelivery.contract.broker import Capabilities, DeadLetters, Support
 from redelivery.errors import BrokerError, ConfigurationError, RedeliveryError
+from redelivery.spark.features import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    refuse_limit,
+)
 from redelivery.spark.job import plain
 from redelivery.spark.letters_reader import LetterScan
 from redelivery.spark.options import ReadSettings
@@ -39,6 +45,7 @@ class DeadLetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def __init__(self, settings: ReadSettings, columns: t.StructType) -> None:
         plugin = registry.installed().by_url(settings.url)
         _refuse_without_cursors(plugin.capabilities, plugin.name)
+        refuse_limit(settings.per_trigger)
         self.scan = LetterScan.of(settings, columns)
         self._opened = ExitStack()
         self._letters: DeadLetters | None = None
@@ -56,7 +63,8 @@ class DeadLetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         self._target = self._asked(lambda letters: letters.cursor())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        start = start or {}  # Spark before 4.2 gives neither
         after = start.get(_CURSOR)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = self._asked(lambda letters: self._end(letters, after, most))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import operator
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from redelivery.contract.letters import LetterBatch
 from redelivery.contract.message import Column
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.letter_senders import RowSender
-from redelivery.deadletters.mended import Mark, MendedJournal, MendedLetters, Originals, marks_of
+from redelivery.deadletters.mended import PART_DIGITS, Mark, MendedJournal, MendedLetters, Originals, marks_of
 from redelivery.deadletters.parts import Part, PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
@@ -172,20 +174,26 @@ def _read(work: Work, part: Part) -> Iterator[Any]:
 
 
 def send_rows(work: Work, plan: Sequence[Part], layout: Layout, batches: Iterable[Any]) -> Iterator[Any]:
-    """Send the rows of a part, note and remove their letters, and return the account."""
+    """Send the rows of parts, one after the other, note and remove their letters, and return the accounts."""
     import pyarrow as pa  # noqa: PLC0415 - runs on the workers
 
-    try:
-        rows = iter(batches)
-        first = next((each for each in rows if each.num_rows), None)
-        if first is None:
-            return
-        number = Mark.parse(first.column(first.num_columns - 1)[0].as_py()).part
-        sender = _RowsOfPart(work, plan[number], layout)
-        report, settled = sender.send(itertools.chain([first], rows))
-    except RedeliveryError as error:
-        raise jobs.plain(error) from None
-    yield pa.record_batch([pa.array([json.dumps([number, asdict(report), settled])])], names=["answer"])
+    for number, rows in itertools.groupby(_by_part(batches), key=operator.itemgetter(0)):
+        try:
+            report, settled = _RowsOfPart(work, plan[number], layout).send(piece for _, piece in rows)
+        except RedeliveryError as error:
+            raise jobs.plain(error) from None
+        yield pa.record_batch([pa.array([json.dumps([number, asdict(report), settled])])], names=["answer"])
+
+
+def _by_part(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Return rows with the number of their part, which they are sorted by."""
+    for batch in batches:
+        marks, start = _marks(batch), 0
+        while start < len(marks):
+            number = Mark.parse(marks[start]).part
+            end = bisect_right(marks, marks[start][:PART_DIGITS], lo=start, key=lambda mark: mark[:PART_DIGITS])
+            yield number, batch.slice(start, end - start)
+            start = end
 
 
 def letters_schema(url: str) -> t.StructType:

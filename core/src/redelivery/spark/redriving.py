@@ -44,6 +44,7 @@ from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.spark import job as jobs
 from redelivery.spark.columns import POSITION, Layout, encode_rows, without_letters
+from redelivery.spark.features import placed
 from redelivery.spark.options import WriteSettings, read_write_options
 from redelivery.spark.redrive_tasks import (
     READ,
@@ -309,7 +310,7 @@ class _Redrive:
         )
         rows, layout = _sendable(mend(letters), settings)
         part = f.substring(POSITION, 1, PART_DIGITS).cast("int")
-        together = rows.repartitionById(len(plan), part).sortWithinPartitions(POSITION)
+        together = placed(rows, len(plan), part).sortWithinPartitions(POSITION)
         done = together.mapInArrow(partial(send_rows, work, plan, layout), "answer string").collect()
         return _answers(done)
 

@@ -13,17 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from redelivery.base.urls import redact
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.sending.report import DeliveryReport
+from redelivery.spark.features import StreamArrowWriter
 from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight, summary
 from redelivery.spark.lineage import SETTINGS
 from redelivery.spark.options import read_read_options, read_write_options
@@ -172,7 +168,7 @@ class RedeliveryWriter(DataSourceArrowWriter):
         _log_abort(messages, self.job, self.job.run)
 
 
-class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
+class RedeliveryStreamWriter(StreamArrowWriter):
     """One micro-batch of a stream.
 
     Created for each batch, and once more for its commit. So a batch is named by what Spark passes to its tasks, and the

@@ -1,0 +1,124 @@
+"""What the Spark at hand has, and what takes the place of what it lacks: the only module where Spark 4.0 to 4.3 differ.
+
+Each feature is looked for, never told from a version number: vendors bring features into older versions.
+`docs/spark_versions.md` shows them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+import pyspark
+from pyspark.sql import DataFrame, datasource
+
+from redelivery.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+elif hasattr(datasource, "DataSourceStreamArrowWriter"):
+    StreamArrowWriter = datasource.DataSourceStreamArrowWriter
+else:
+
+    class StreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
+        """Gets Arrow batches: a task of Spark 4.0 asks for the batch writer's class, for micro-batches too."""
+
+
+#: Spark tells a stream's reader where the next micro-batch begins, and a limit.
+ADMISSION_CONTROL: Final = hasattr(datasource.DataSourceStreamReader, "getDefaultReadLimit")
+
+if not TYPE_CHECKING:
+    if ADMISSION_CONTROL:
+        from pyspark.sql.streaming.datasource import (
+            ReadAllAvailable,
+            ReadLimit,
+            ReadMaxRows,
+            SupportsTriggerAvailableNow,
+        )
+    else:
+        ReadLimit = ReadAllAvailable = ReadMaxRows = SupportsTriggerAvailableNow = type("Missing", (), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One thing that not every supported Spark has.
+
+    Attributes:
+        name: what it is, for people.
+        since: the first version that has it.
+        present: whether the Spark at hand has it.
+        instead: what happens without it.
+    """
+
+    name: str
+    since: str
+    present: bool
+    instead: str
+
+
+FEATURES: Final = (
+    Feature(
+        "Arrow batches for a micro-batch (`DataSourceStreamArrowWriter`)",
+        "4.1",
+        hasattr(datasource, "DataSourceStreamArrowWriter"),
+        "the writer is also of the class for batch writes, which a task of 4.0 asks for: it gets the same batches",
+    ),
+    Feature(
+        "rows placed by the number of a partition (`repartitionById`)",
+        "4.1",
+        hasattr(DataFrame, "repartitionById"),
+        "`redrive(mend=...)` places them by a hash: all letters of a split stay together, but a task may get several "
+        "splits one after the other, and another none",
+    ),
+    Feature(
+        "Spark Declarative Pipelines (`create_sink`)",
+        "4.1",
+        find_spec("pyspark.pipelines") is not None,
+        "a stream of one's own: `writeStream`",
+    ),
+    Feature(
+        "bounded micro-batches of a reader (`ReadLimit`)",
+        "4.2",
+        ADMISSION_CONTROL,
+        "each micro-batch of dead letters has all that exist; `maxLettersPerTrigger` is refused",
+    ),
+)
+
+
+def placed(rows: DataFrame, count: int, number: Column) -> DataFrame:
+    """Return rows in `count` partitions, those of one number together.
+
+    Args:
+        rows: any rows.
+        count: how many partitions.
+        number: a whole number below `count` for each row. Without `repartitionById` several may share a partition.
+    """
+    if hasattr(type(rows), "repartitionById"):
+        return rows.repartitionById(count, number)
+    return rows.repartition(count, number)
+
+
+def refuse_limit(limit: int | None) -> None:
+    """Refuse to bound micro-batches of a reader. Raises ConfigurationError: this Spark has no such bounds."""
+    if limit is not None and not ADMISSION_CONTROL:
+        raise ConfigurationError(
+            f"maxLettersPerTrigger needs Spark 4.2 or later: this is {pyspark.__version__}, which does not tell a "
+            "reader where a micro-batch begins; drop it, and each micro-batch has all letters that exist"
+        )
+
+
+__all__ = [
+    "ADMISSION_CONTROL",
+    "FEATURES",
+    "Feature",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "StreamArrowWriter",
+    "SupportsTriggerAvailableNow",
+    "placed",
+    "refuse_limit",
+]
