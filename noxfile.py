@@ -89,18 +89,20 @@ def _pip_has_its_own_index(python: Path) -> bool:
     return any(f".{name}=" in settings.replace("_", "-") for name in ("index-url", "extra-index-url", "no-index"))
 
 
-def pinned(name: str, *, only: str | None = None, built: str | None = None) -> Path:
+def pinned(name: str, *, only: str | None = None, built: str | None = None, spark: str = "") -> Path:
     """Write a part of `constraints.txt` into `.nox`, without hashes ("plain") or with them; return its path.
 
     Args:
         name: part of the file's name.
         only: write this package alone.
         built: write this package without hashes: it was built here from a source whose hash was checked.
+        spark: the pin of another Spark, which takes the place of the one there.
     """
     entries = re.split(r"\n(?=[A-Za-z0-9])", CONSTRAINTS.read_text(encoding="utf-8").strip())
     kept = []
-    for entry in entries:
-        package = entry.partition("=")[0]
+    for pin in entries:
+        package = pin.partition("=")[0]
+        entry = spark if spark and package == "pyspark" else pin
         if only in {None, package}:
             kept.append(entry.split(" \\\n")[0] if name == "plain" or package == built else entry)
     path = ROOT / ".nox" / f"constraints-{name}.txt"
@@ -168,26 +170,35 @@ REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS")
 SLOTS = 5
 #: How many processes share the suite of a broker whose tests wait longest. Each process has its own broker.
 PARTS = {"kafka": 3, "servicebus": 3, "sqs": 3, "rabbitmq": 2}
+#: The supported versions of Spark before that of `constraints.txt`, and the pins of the newest patch of each.
+OLDER_SPARKS = ("4.0", "4.1", "4.2")
+SPARKS = ROOT / "constraints-spark.txt"
+#: What the session `spark` runs by default: where the versions differ, and each way of writing and reading once.
+SPARK_SHORT = [
+    *(f"core/tests/spark/test_spark_{name}.py" for name in ("features", "stream", "letters", "pipeline")),
+    "plugins/sqlite/tests",
+]
 #: The version of toxiproxy that the session `faults` builds.
 TOXIPROXY = "v2.12.0"
 #: An argument of the session `conformance`.
 ALL_VERSIONS = "--all-versions"
 
 
-def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> None:
-    """Install packages and dependency groups in the versions of `constraints.txt`."""
+def install(session: nox.Session, *what: str, groups: tuple[str, ...] = (), spark: str = "") -> None:
+    """Install packages and dependency groups in the versions of `constraints.txt`; `spark` pins another Spark."""
     wanted = nox.project.dependency_groups(GROUPS, *groups) if groups else ()
     by_uv = getattr(session.virtualenv, "venv_backend", "") == "uv"
-    pins = ["--constraint", str(pinned("session", built="pyspark") if by_uv else pinned("plain"))]
-    spark = re.search(r"^pyspark==[^ \n]+", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
-    if any("[spark]" in each for each in what) and spark:
-        if not list(WHEELS.glob(f"{spark[0].replace('==', '-')}-*.whl")):
-            session.install(*pins, "pip")
-            source = ["--requirement", str(pinned("spark", only="pyspark"))]  # by its hash
+    pins = pinned("session", built="pyspark", spark=spark) if by_uv else pinned("plain", spark=spark)
+    options = ["--constraint", str(pins)]
+    found = re.search(r"^pyspark==[^ \n]+", pins.read_text(encoding="utf-8"), re.MULTILINE)
+    if any("[spark]" in each for each in what) and found:
+        if not list(WHEELS.glob(f"{found[0].replace('==', '-')}-*.whl")):
+            session.install(*options, "pip")
+            source = ["--requirement", str(pinned("spark", only="pyspark", spark=spark))]  # by its hash
             session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), *source)
-        pins += ["--find-links", str(WHEELS)]
+        options += ["--find-links", str(WHEELS)]
     # Without this uv installs the workspace's packages as editable, even if they are named here as not editable.
-    session.install(*pins, *what, *wanted, env={"UV_NO_SOURCES": "1"})
+    session.install(*options, *what, *wanted, env={"UV_NO_SOURCES": "1"})
 
 
 def install_project(session: nox.Session, *groups: str) -> None:
@@ -378,6 +389,32 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def spark(session: nox.Session) -> None:
+    """Spark's part on the oldest supported Spark, cut short. `-- 4.1`: all of it, on the newest patch of 4.1.
+
+    `-- 4.1 PATH ...` runs these tests there. The newest Spark is part of `tests`.
+    """
+    pins = re.split(r"(?m)^(?=pyspark==)", SPARKS.read_text(encoding="utf-8"))[1:]
+    versions = dict(zip(OLDER_SPARKS, (pin.strip() for pin in pins), strict=True))
+    newest = re.search(r"^pyspark==(\d+\.\d+)", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    versions |= {newest[1]: ""} if newest else {}
+    version, *rest = session.posargs or OLDER_SPARKS[:1]
+    if version not in versions:
+        session.error(f"name one of the versions {', '.join(versions)}, as in: nox -s spark -- {OLDER_SPARKS[0]}")
+    folders = ["core[spark]", "conformance_tests", "plugins/sqlite", "plugins/file"]
+    editable = [argument for folder in folders for argument in ("--editable", folder)]
+    install(session, *editable, groups=("test",), spark=versions[version])
+    provide_spark(session)
+    everything = ["core/tests/spark", "plugins/sqlite/tests"] if session.posargs else SPARK_SHORT
+    conformance = [each for each in rest or everything if each.startswith("plugins/")]
+    tests = [each for each in rest or everything if not each.startswith("plugins/")]
+    if tests:
+        session.run(*PYTEST, *tests)
+    if conformance:
+        session.run(*PYTEST, "-m", "spark", *conformance)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """The operator's page in a real browser. `-- --screenshots` renews the pictures in `docs/images`."""
     install_project(session, "test")
@@ -485,6 +522,15 @@ def constraints(session: nox.Session) -> None:
         command += ["--no-emit-package", own]
     session.install("uv")
     session.run(*command, "--output-file", "constraints.txt", *session.posargs, *DISTRIBUTIONS)
+    one = ["uv", "pip", "compile", "--quiet", "--no-deps", "--generate-hashes", "--no-header", "--no-annotate"]
+    pins = []
+    for version in OLDER_SPARKS:
+        wanted = Path(session.create_tmp(), "spark.in")
+        wanted.write_text(f"pyspark~={version}.0\n", encoding="utf-8")
+        pins.append(
+            session.run(*one, "--no-emit-index-url", "--no-emit-find-links", str(wanted), silent=True, log=False)
+        )
+    SPARKS.write_text("".join(pins), encoding="utf-8")
 
 
 def _toxiproxy(session: nox.Session) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
 from redelivery.contract.context import UNRESOLVED, ErrorContext
@@ -22,6 +22,7 @@ from redelivery.formats import dialects, events, identity
 from redelivery.spark import encoding
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
+from redelivery.spark.features import arrow_schema
 from redelivery.spark.letter_columns import LetterColumns, arrow_array
 from redelivery.spark.letter_rows import unpack
 from redelivery.spark.letter_schema import all_columns
@@ -564,9 +565,7 @@ def again(message, *, mode="structured", capabilities=CAPABILITIES, **changes):
     """The message that a letter becomes which is read as a row, changed, and written."""
     row = unpack(Letter(position="1", message=message, context=None), Targets(), capabilities) | changes
     columns = t.StructType([each for each in all_columns(capabilities).fields if not each.name.startswith("_")])
-    arrays = {
-        each.name: arrow_array([row.get(each.name)], each.type) for each in to_arrow_schema(columns, timezone="UTC")
-    }
+    arrays = {each.name: arrow_array([row.get(each.name)], each.type) for each in arrow_schema(columns)}
     batch = pa.record_batch(arrays)
     messages, rejected = encode(batch, mode=mode, capabilities=capabilities)
     return messages[0] if messages else rejected[0].error

@@ -6,7 +6,6 @@ import pytest
 from hostile import messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
 from redelivery.contract.context import ErrorContext
@@ -16,6 +15,7 @@ from redelivery.deadletters.trust import Targets
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events
 from redelivery.spark import letter_schema
+from redelivery.spark.features import arrow_schema
 from redelivery.spark.letter_columns import LetterColumns, arrow_array
 from redelivery.spark.letter_rows import unpack
 
@@ -141,7 +141,7 @@ allowed = st.sampled_from([(), ("*",), ("orders", "exchange=*")])
 def by_rows(batch, wanted, targets):
     """The columns of a batch as its rows say, one by one."""
     rows = [unpack(each, targets, THERE) for each in batch.letters()]
-    arrow = to_arrow_schema(wanted, timezone="UTC")
+    arrow = arrow_schema(wanted)
     columns = {field: [_pruned(row.get(field.name), field) for row in rows] for field in arrow}
     return {field.name: arrow_array(values, field.type).to_pylist() for field, values in columns.items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Final
 
 import pyspark
@@ -16,9 +17,11 @@ from pyspark.sql import DataFrame, datasource
 from redelivery.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.types import StructType
 elif hasattr(datasource, "DataSourceStreamArrowWriter"):
     StreamArrowWriter = datasource.DataSourceStreamArrowWriter
 else:
@@ -88,6 +91,15 @@ FEATURES: Final = (
 )
 
 
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Return columns as Arrow has them, with times in UTC: before Spark 4.2 that is no choice."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - only tasks need Arrow
+
+    if "timezone" in signature(to_arrow_schema).parameters:
+        return to_arrow_schema(columns, timezone="UTC")
+    return to_arrow_schema(columns)
+
+
 def placed(rows: DataFrame, count: int, number: Column) -> DataFrame:
     """Return rows in `count` partitions, those of one number together.
 
@@ -119,6 +131,7 @@ __all__ = [
     "ReadMaxRows",
     "StreamArrowWriter",
     "SupportsTriggerAvailableNow",
+    "arrow_schema",
     "placed",
     "refuse_limit",
 ]

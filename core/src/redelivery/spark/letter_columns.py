@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch
 from redelivery.contract.context import UNRESOLVED
@@ -22,6 +21,7 @@ from redelivery.formats import dialects, events
 from redelivery.formats.rows import headers_of, names_in
 from redelivery.kit.collector import without_collector
 from redelivery.spark import letter_schema
+from redelivery.spark.features import arrow_schema
 from redelivery.spark.letter_events import EventsInValues
 from redelivery.spark.letter_rows import binary_event, micros, unpack
 from redelivery.spark.letter_schema import ERROR, POSITION
@@ -63,7 +63,7 @@ class LetterColumns:
 
     def __init__(self, wanted: t.StructType, targets: Targets, there: Capabilities) -> None:
         self._names = wanted.names
-        self._arrow = to_arrow_schema(wanted, timezone="UTC")
+        self._arrow = arrow_schema(wanted)
         self._parts = letter_schema.error_parts(wanted)
         self._targets = targets
         self._there = there
