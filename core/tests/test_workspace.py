@@ -158,6 +158,8 @@ def bound(tree: ast.Module) -> set[str]:
         elif isinstance(each, ast.Assign | ast.AnnAssign):
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
             found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+        elif isinstance(each, ast.If):
+            found |= bound(ast.Module([*each.body, *each.orelse], []))
     return found
 
 

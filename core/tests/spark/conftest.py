@@ -17,8 +17,8 @@ from redelivery.registry import connect
 
 pyspark = pytest.importorskip("pyspark")
 
-#: PySpark 4.0 leaves it to the garbage collector to close the socket of a result.
-LEAVES_SOCKETS = pyspark.__version__.startswith("4.0.")
+#: PySpark before 4.2 leaves it to the garbage collector to close the socket of a result.
+LEAVES_SOCKETS = pyspark.__version__.startswith(("4.0.", "4.1."))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

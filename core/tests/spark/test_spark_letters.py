@@ -12,8 +12,7 @@ from redelivery.contract.context import ErrorContext
 from redelivery.contract.letters import WHOLE
 from redelivery.contract.message import Message
 from redelivery.formats import dialects, events
-from redelivery.spark import features
-from redelivery.spark import letter_schema
+from redelivery.spark import features, letter_schema
 from redelivery.spark.letters_reader import LetterScan, LetterSplit
 from redelivery.spark.options import ReadSettings
 
