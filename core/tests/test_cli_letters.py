@@ -31,7 +31,7 @@ from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.journal import Journal, default_path
 from redelivery.deadletters.queue import dead_letters
 from redelivery.deadletters.redrive import RedriveReport
-from redelivery.errors import ExportFailed
+from redelivery.errors import ExportFailed, Fatal
 from redelivery.formats import dialects
 from redelivery.registry import connect
 from redelivery.spark import java
@@ -476,6 +476,36 @@ def test_ctrl_c_while_looking_is_one_line_and_a_status_of_its_own(
 
     monkeypatch.setattr(letters, "_stats", interrupted)
     assert run(capsys, "stats", url) == (130, "", "redelivery: interrupted\n")
+
+
+def test_a_queue_that_does_not_exist_is_not_an_empty_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, Message(value=b"v", id="m"))
+    status, out, err = run(capsys, "stats", url.replace("=orders", "=ordres"))
+    assert (status, out, err.count("\n")) == (cli.FAILED, "", 1)
+    assert "there is no queue 'ordres'" in err
+    assert "the destination exists" not in err
+    run(capsys, "purge", url, "--yes")
+    assert run(capsys, "stats", url) == (0, "0 dead letters, 0 bytes\n", "")
+
+
+def test_a_dead_letter_queue_that_is_missing_at_an_existing_destination_is_told_apart(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a broker whose dead letter queues do not come by themselves."""
+    with connect(url) as broker, broker.admin() as admin:
+        admin.provision(DeliverySpec())
+
+    def missing(*_: object, **__: object) -> None:
+        raise Fatal("no queue 'orders-dead-letters'", code=Code.NO_SUCH_DESTINATION)
+
+    monkeypatch.setattr("redelivery.cli.arguments.dead_letters", missing)
+    for what in (["stats"], ["list"], ["export"], ["show"]):
+        status, out, err = run(capsys, what[0], url, *(["m"] if what == ["show"] else []))
+        assert (status, out, err.count("\n")) == (cli.FAILED, "", 1)
+        assert "no queue 'orders-dead-letters'; the destination exists, only its dead letter queue does not" in err
+        assert f"`redelivery apply '{url}'` creates it" in err
+    assert "the destination exists" not in run(capsys, "stats", url.replace("=orders", "=other"))[2]
+    assert "the destination exists" not in run(capsys, "stats", url, "--sink", url)[2]
 
 
 def test_stats_of_many_splits_are_those_of_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:

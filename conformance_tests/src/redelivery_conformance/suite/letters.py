@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
+from secrets import token_hex
 from typing import Final
 
 import pytest
 
 from redelivery.codes import Code
+from redelivery.contract.broker import DeadLetters, Wanted
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.deadletters.trust import context_of
-from redelivery.errors import ConfigurationError, Fatal
+from redelivery.errors import ConfigurationError, Fatal, RedeliveryError
 from redelivery.formats import dialects, identity
 from redelivery.sending import Delivery, Origin
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
@@ -279,6 +281,21 @@ class DeadLetterPlaces(Statements):
 
 class Browsing(Statements):
     """The dead letters role. It browses the URL's own target, so that no native place is needed."""
+
+    @broker_has("browse")
+    def test_the_letters_of_a_destination_that_does_not_exist_are_an_error_and_not_none(self, subject: Subject) -> None:
+        """A mistyped name must not look like a queue without dead letters. Looking creates nothing."""
+        try:
+            nowhere = subject.broker.sibling(f"never-made-{token_hex(4)}")
+        except RedeliveryError as error:
+            raise NotApplicable("no other destination has a name") from error
+        ways: list[Callable[[DeadLetters], object]] = [lambda letters: list(letters.browse())]
+        if subject.capabilities.splits:
+            ways.append(lambda letters: letters.splits(Wanted()))
+        for look in (*ways, ways[0]):  # the first look must not have created it
+            with subject.connect(nowhere).dead_letters() as letters, pytest.raises(Fatal) as caught:
+                look(letters)
+            assert caught.value.code == Code.NO_SUCH_DESTINATION
 
     @broker_has("send", "browse")
     def test_browsing_shows_the_oldest_first(self, subject: Subject) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from redelivery import places, registry
-from redelivery.base.secrets import redact, refuse_literal
+from redelivery.base.secrets import redact, redact_url, refuse_literal
 from redelivery.cli.output import SHOWN_TO_ALL, say
+from redelivery.codes import Code
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, Fatal, RedeliveryError
 from redelivery.formats.specs import files, options
 
 #: Exit status: no letter has one of the ids that were named.
@@ -201,6 +203,36 @@ def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = Non
         key=arguments.key,
         triage=arguments.triage,
     )
+
+
+@contextmanager
+def looking(arguments: argparse.Namespace) -> Iterator[DeadLetterQueue]:
+    """Open the queue that the arguments name, only to look at it.
+
+    Where there is no such queue, the error says whether the destination itself exists: the name may be mistyped.
+    """
+    try:
+        with opened(arguments) as dlq:
+            yield dlq
+    except Fatal as error:
+        if error.code != Code.NO_SUCH_DESTINATION or arguments.sink is not None or not _exists(arguments):
+            raise
+        raise error.reclassified(
+            Fatal,
+            f"{error}; the destination exists, only its dead letter queue does not: "
+            f"`redelivery apply '{redact_url(arguments.url)}'` creates it",
+        ) from error
+
+
+def _exists(arguments: argparse.Namespace) -> bool:
+    """Return whether the destination is known to exist: the broker counts its messages."""
+    with suppress(RedeliveryError):
+        options = client_of(arguments)
+        url = destination_of(arguments, options)
+        with registry.connect(url, registry.own_options(url, options)) as broker, broker.admin() as admin:
+            admin.depth()
+            return True
+    return False
 
 
 def conditions_of(arguments: argparse.Namespace) -> list[str]:

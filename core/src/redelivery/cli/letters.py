@@ -18,7 +18,7 @@ from typing import Any, Final
 from redelivery.base.files import open_private
 from redelivery.base.rendering import harmless
 from redelivery.cli import redrive, triage
-from redelivery.cli.arguments import add_place, add_threads, add_where, no_such_letter, opened, selection_of
+from redelivery.cli.arguments import add_place, add_threads, add_where, looking, no_such_letter, selection_of
 from redelivery.cli.output import body, json_line, moment, one_line, padded, room, say, say_json, to_terminal
 from redelivery.cli.progress import Progress, add_progress
 from redelivery.cli.prompt import confirm
@@ -33,6 +33,11 @@ from redelivery.errors import ConfigurationError, ExportFailed
 FINGERPRINT: Final = "fingerprint"
 _BY: Final = ("code", "native_code", "reason", AGE, "source")
 
+_STATUS: Final = (
+    "Exit status: 0, also where the queue exists and is empty; 1 if no letter has the given id; 2 if it failed, also "
+    "where there is no such queue."
+)
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own subcommands."""
@@ -43,7 +48,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         ("stats", "how many, by code, reason, age and source, or in groups", _stats, _add_stats),
         ("export", "JSON lines, into a file or to stdout", _export, _add_export),
     ):
-        each = what.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. Nothing is moved.")
+        description = f"{text[0].upper()}{text[1:]}. Nothing is moved."
+        each = what.add_parser(name, help=text, description=description, epilog=_STATUS)
         each.set_defaults(run=run)
         add_place(each)
         if name != "show":
@@ -99,7 +105,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.limit < 0:
         raise ConfigurationError(f"--limit: must be 0 or more, not {arguments.limit}")
     where = selection_of(arguments)
-    with opened(arguments) as dlq, Progress(arguments, shares=to_terminal()) as progress:
+    with looking(arguments) as dlq, Progress(arguments, shares=to_terminal()) as progress:
         letters = _counted(islice(dlq.select(where), arguments.limit or None), progress)
         first = next(letters, None)
         if first is None and arguments.id:
@@ -159,7 +165,7 @@ def _ago(age: float) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with opened(arguments) as dlq:
+    with looking(arguments) as dlq:
         letter = next(dlq.select(Selection().of([arguments.letter])), None)
         if letter is None:
             named = (each for each in dlq if (each.context or ErrorContext()).message_id == arguments.letter)
@@ -218,7 +224,7 @@ def _line(name: str, value: Any) -> None:
 def _stats(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
     by = arguments.by or _BY
-    with opened(arguments) as dlq, Progress(arguments) as progress:
+    with looking(arguments) as dlq, Progress(arguments) as progress:
         found = summarise(
             dlq,
             where,
@@ -281,7 +287,7 @@ def _export(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
     output: Path | None = arguments.output
     shares = output is None and to_terminal()
-    with opened(arguments) as dlq, Progress(arguments, shares=shares) as progress:
+    with looking(arguments) as dlq, Progress(arguments, shares=shares) as progress:
         letters = _counted(dlq.select(where), progress)
         first = next(letters, None)
         if first is None and arguments.id:
