@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -109,6 +110,40 @@ def test_a_place_that_is_only_down_now_is_a_doubt(error: Exception) -> None:
     (doubt,) = look(Lent(work=asked(), sink=asked(error)))
     assert "scripted:sink" in doubt
     assert str(error) in doubt
+
+
+def lookups(monkeypatch: pytest.MonkeyPatch, answer: OSError | None) -> None:
+    def look_up(_host: str, _port: None) -> list[object]:
+        if answer is not None:
+            raise answer
+        return []
+
+    monkeypatch.setattr("redelivery.sending.connector.socket.getaddrinfo", look_up)
+
+
+@pytest.mark.parametrize("place", ["work", "sink"])
+def test_a_host_of_no_such_name_can_never_work(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+    broker = asked(Retriable("it is down"))
+    broker.hosts = ("mistyped.example",)
+    with pytest.raises(Fatal, match=r"it is down; this machine knows no host 'mistyped.example'"):
+        look(Lent(**{"work": asked(), "sink": asked(), place: broker}))
+
+
+@pytest.mark.parametrize("answer", [None, socket.gaierror(socket.EAI_AGAIN, "try again"), OSError("no network")])
+def test_a_host_that_may_have_this_name_is_only_down(answer: OSError | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups(monkeypatch, answer)
+    broker = asked(Retriable("it is down"))
+    broker.hosts = ("broker.example",)
+    assert len(look(Lent(work=broker))) == 1
+
+
+def test_where_no_name_exists_but_all_is_well_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a proxy only the proxy may know the names."""
+    lookups(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+    broker = asked()
+    broker.hosts = ("inside.example",)
+    assert look(Lent(work=broker)) == []
 
 
 def test_a_doubt_about_one_place_does_not_hide_that_another_can_never_work() -> None:

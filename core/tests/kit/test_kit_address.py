@@ -41,6 +41,8 @@ def test_a_path_is_read_as_it_was_quoted(url: str, path: str) -> None:
         ("carrier:a#b", "write a '#' in a path as %23"),
         ("carrier:?queue=a", "has no path"),
         ("carrier:a%00b", "has no path"),
+        (r"carrier:C:\data\a", "in WSL, drive C: is /mnt/c"),
+        ("carrier:///d:/data/a", "in WSL, drive d: is /mnt/d"),
     ],
 )
 def test_a_url_without_a_plain_path_is_told_with_an_example(url: str, told: str) -> None:

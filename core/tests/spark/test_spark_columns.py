@@ -5,7 +5,7 @@ from pyspark.sql import types as t
 
 from redelivery.contract.broker import Capabilities, Support
 from redelivery.errors import ConfigurationError, Unsupported
-from redelivery.spark.columns import resolve
+from redelivery.spark.columns import maybe_misspelt, resolve
 
 Y = Support.NATIVE
 ALL = Capabilities(
@@ -75,6 +75,10 @@ def test_a_duplicate_column_is_refused_whatever_its_case():
     ("columns", "said"),
     [
         ({"value": t.IntegerType()}, "'value' must be binary or string, not int; cast it"),
+        ({"value": t.DecimalType(38, 18)}, ".withColumn('value', col('value').cast('string'))"),
+        ({"value": t.StructType()}, ".withColumn('value', to_json(col('value')))"),
+        ({"value": t.ArrayType(TEXT)}, "write it as JSON"),
+        ({"value": TEXT, "headers": t.MapType(TEXT, TEXT)}, "transform(map_entries(headers)"),
         ({"value": TEXT, "key": t.DoubleType()}, "'key' must be binary or string"),
         ({"value": TEXT, "headers": t.MapType(TEXT, TEXT)}, "array<struct<key:string,value:binary>>"),
         ({"value": TEXT, "destination": t.LongType()}, "'destination' must be string"),
@@ -89,6 +93,20 @@ def test_a_duplicate_column_is_refused_whatever_its_case():
 )
 def test_a_wrong_type_says_what_to_cast_to(columns, said):
     assert said in refused(**columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("valeu", "value"), ("Value ", "value"), ("keys", "key"), ("header", "headers")]
+)
+def test_a_column_that_may_be_mistyped_is_warned_of_where_the_whole_row_is_sent(name, meant):
+    found = maybe_misspelt(layout(**{name: TEXT}))
+    assert repr(name) in found
+    assert repr(meant) in found
+
+
+@pytest.mark.parametrize("names", [["valid", "amount", "kind", "🔑"], ["key", "keys"]])
+def test_other_names_are_not_warned_of(names):
+    assert maybe_misspelt(layout(**dict.fromkeys(names, TEXT))) is None
 
 
 def test_a_column_that_would_be_lost_is_refused():

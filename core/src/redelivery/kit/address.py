@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection
+from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
 from redelivery.base.urls import (
@@ -18,6 +21,9 @@ from redelivery.base.urls import (
     unknown,
 )
 from redelivery.errors import InvalidURL
+
+#: How paths of Windows begin, also in `file:///C:/folder`.
+_DRIVE: Final = re.compile(r"/?([A-Za-z]):[\\/]")
 
 __all__ = [
     "REDACTED",
@@ -66,7 +72,7 @@ def local_path(parts: SplitResult, where: str, example: str) -> str:
         example: ends each error: "it is written 'carrier:folder'".
 
     Raises:
-        InvalidURL: the URL has no path, or has a host or a fragment.
+        InvalidURL: the URL has no path, has a host or a fragment, or the path is one of Windows, elsewhere.
     """
     if parts.netloc not in {"", "localhost"}:
         raise InvalidURL(f"{where} names the host {parts.hostname!r}, but a path has none; {example}")
@@ -75,4 +81,7 @@ def local_path(parts: SplitResult, where: str, example: str) -> str:
     path = unquote(parts.path)
     if not path or "\0" in path:
         raise InvalidURL(f"{where} has no path; {example}")
+    if os.name != "nt" and (drive := _DRIVE.match(path)):
+        there = f"in WSL, drive {drive[1]}: is /mnt/{drive[1].lower()}"
+        raise InvalidURL(f"{where} is a path of Windows, here only the odd name of a new file; {there}; {example}")
     return path

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import random
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from redelivery.base.clock import Clock
 from redelivery.base.urls import has_scheme, redact
 from redelivery.contract.broker import Broker
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
-from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Retriable
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Retriable
 from redelivery.formats import signing
 from redelivery.sending import support
 from redelivery.sending.send_queue import Bounds, SendQueue
@@ -27,6 +28,8 @@ log = logging.getLogger("redelivery.delivery")
 
 #: The longest wait for the next try of opening without a look at whether it is to stop, in seconds.
 _NAP: Final = 0.25
+#: The answers of a lookup that another try does not change; not every system knows the second.
+_NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 #: How to obtain a connection: a context manager, so that a caller can keep connections for later.
 ConnectionFactory: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
 
@@ -155,7 +158,14 @@ class Connector:
         send_queue = self._send_queue(self.url, broker, self.spec) if sink is None else self._sink_queue(sink, broker)
         if shared_mount and not send_queue.capabilities.networked:
             raise NotCheckable("it lies on a mount of the workers (sharedMount)")
-        send_queue.check(deadline)
+        try:
+            send_queue.check(deadline)
+        except Retriable as error:
+            hosts = send_queue.hosts
+            if not hosts or not all(map(_is_unknown, hosts)):
+                raise
+            text = f"{error}; this machine knows no host {' or '.join(map(repr, hosts))} (DNS): correct the name"
+            raise error.reclassified(Fatal, text) from error
 
     def _sink_queue(self, sink: Sink, broker: Broker) -> SendQueue:
         """Return the send queue of a sink, not open. Raises ConfigurationError, BrokerError, Unsupported."""
@@ -169,6 +179,17 @@ class Connector:
         send_queue = SendQueue(redact(url), broker, spec, self.bounds, self.clock, rename_type=rename_type)
         self.resources.callback(send_queue.close)
         return send_queue
+
+
+def _is_unknown(host: str) -> bool:
+    """Return whether no such name exists. A name server that does not answer now leaves it open."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno in _NO_SUCH_NAME
+    except (OSError, UnicodeError):
+        return False
+    return False
 
 
 def sink_url(sink: Sink, broker: Broker) -> str:

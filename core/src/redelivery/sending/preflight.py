@@ -22,6 +22,8 @@ from redelivery.sending.send_queue import Bounds
 
 #: Seconds that a preflight may take, whatever the spec gives an attempt.
 LONGEST: Final = 10.0
+#: Seconds more for what follows an answer at the deadline: a look whether the host's name exists.
+_MORE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ def preflight(
         Doubts that remain: places that are down now, for which this machine has no secret, or that did not answer.
 
     Raises:
-        RedeliveryError: a place can never work: wrong credentials, a missing target, a wrong URL. The first error only.
+        RedeliveryError: a place can never work: wrong credentials, a missing target, a wrong URL, a host whose name
+            does not exist. The first error only.
     """
     deadline = time.monotonic() + min(policy.attempt_timeout(spec), LONGEST)
     questions = [
@@ -66,7 +69,7 @@ def preflight(
     for each in questions:
         each.start()
     for each in questions:
-        each.join(max(0.0, deadline - time.monotonic()))
+        each.join(max(0.0, deadline + _MORE - time.monotonic()))
     answers = [each.answer for each in questions]
     for answer in answers:
         if isinstance(answer, Exception):

@@ -172,6 +172,11 @@ class SendQueue:
         return qualified(type(self._sender or self._broker))
 
     @property
+    def hosts(self) -> Sequence[str]:
+        """The hosts that are connected to, as far as they are known."""
+        return self._broker.hosts or ()
+
+    @property
     def busy(self) -> bool:
         """Whether anything is in flight."""
         return bool(self._in_flight or self._refused)

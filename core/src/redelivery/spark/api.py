@@ -68,13 +68,13 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
         ToleranceExceeded: too many records of the job failed.
         pyspark.errors.PythonException: a task failed; its text holds the error of the delivery.
     """
-    settings = read_write_options({"url": url, **_texts(options)}, spec=spec)
+    settings = read_write_options(_texts({"url": url, **options}), spec=spec)
     settings = replace(settings, traceparent=settings.traceparent or here())
     spark = df.sparkSession
     jobs.refuse_one_host(url, _conf(spark, "spark.master"), shared_mount=settings.shared_mount)
     job = jobs.Job.plan(settings, df.schema)
     if not is_remote():  # on Connect this is the client's machine, which may not reach what the driver reaches
-        jobs.preflight(settings)
+        jobs.preflight(job)
     letters = () if job.position is None else (columns.POSITION,)
     df, layout = columns.encode_rows(df, job.layout, *letters)
     if letters:  # it comes last now

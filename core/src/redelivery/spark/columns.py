@@ -6,6 +6,7 @@ CloudEvents attributes and the broker's own columns.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,10 @@ POSITION: Final = "_position"
 _TEXT: Final = (t.StringType,)
 _BYTES: Final = (t.StringType, t.BinaryType)
 _INSTANT: Final = (t.TimestampType, t.TimestampNTZType)
+#: How the types begin that have no text of their own, but have JSON.
+_NESTED: Final = ("array<", "map<", "struct<", "variant")
+#: Names that are so much alike may be mistyped; `valid` is less like `value`.
+_ALIKE: Final = 0.8
 _WHOLE: Final = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 _TYPES: Final[Mapping[str, tuple[tuple[type[t.DataType], ...], str]]] = {
     "value": (_BYTES, "binary or string"),
@@ -229,6 +234,15 @@ class _Found:
             self.others.append(position)
 
 
+def maybe_misspelt(layout: Layout) -> str | None:
+    """Return a warning where a column of whole rows has nearly the name of a column that is missing; None: none has."""
+    for name in (layout.names[position] for position in layout.row):
+        for wanted in ("value", "key", "headers"):
+            if wanted not in layout.message and difflib.SequenceMatcher(a=name.lower(), b=wanted).ratio() >= _ALIKE:
+                return f"the column {name!r} goes into the JSON of the row; if it is the {wanted}, call it {wanted!r}"
+    return None
+
+
 def without_letters(schema: t.StructType) -> tuple[t.StructType, int]:
     """Return the columns of rows that are mended letters, without those of the reader, and where `_position` is.
 
@@ -272,7 +286,11 @@ def _check_message_column(
     if name == "headers":
         if not _is_headers(kind):
             wanted = "array<struct<key:string,value:binary>>"
-            raise ConfigurationError(f"the column 'headers' must be {wanted}, not {kind.simpleString()}; cast it")
+            how = "cast it"
+            if isinstance(kind, t.MapType):
+                made = "named_struct('key', e.key, 'value', cast(e.value as binary))"
+                how = f"""make them: .withColumn('headers', expr("transform(map_entries(headers), e -> {made})"))"""
+            raise ConfigurationError(f"the column 'headers' must be {wanted}, not {kind.simpleString()}; {how}")
         return
     _check_type(called or name, kind, *_TYPES[name])
 
@@ -301,10 +319,12 @@ def _check_attribute(name: str, kind: t.DataType) -> None:
 
 def _check_type(name: str, kind: t.DataType, accepted: tuple[type[t.DataType], ...], wanted: str) -> None:
     if not isinstance(kind, accepted):
-        raise ConfigurationError(
-            f"the column {name!r} must be {wanted}, not {kind.simpleString()}; cast it: "
-            f".withColumn({name!r}, col({name!r}).cast({wanted.partition(' ')[0]!r}))"
-        )
+        column, text = f"col({name!r})", accepted == _BYTES or issubclass(t.StringType, accepted)
+        if text and kind.simpleString().startswith(_NESTED):
+            to = f"write it as JSON: .withColumn({name!r}, to_json({column}))"
+        else:  # a number cast to binary would be its bytes
+            to = f"cast it: .withColumn({name!r}, {column}.cast({'string' if text else wanted.partition(' ')[0]!r}))"
+        raise ConfigurationError(f"the column {name!r} must be {wanted}, not {kind.simpleString()}; {to}")
 
 
 def _superfluous(name: str, known: tuple[str, ...], mode: ContentMode) -> ConfigurationError:

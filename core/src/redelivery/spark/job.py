@@ -107,14 +107,18 @@ class Job:
         return replace(self, run=f"{query}-{batch}")
 
 
-def preflight(settings: WriteSettings) -> None:
+def preflight(job: Job) -> None:
     """Open the destination and its sinks before any task, and close them again. Sends nothing.
 
-    A place that is only down now, or for which the driver has no secret, is logged: the tasks try it by the spec.
+    A column that may be mistyped is logged. So is a place that is only down now, or for which the driver has no secret:
+    the tasks try it by the spec.
 
     Raises:
         RedeliveryError: a place can never work.
     """
+    settings = job.settings
+    if misspelt := columns.maybe_misspelt(job.layout):
+        log.warning("%s", misspelt)
     if not settings.preflight:
         return
     try:

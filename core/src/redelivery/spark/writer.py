@@ -86,7 +86,7 @@ class RedeliveryDataSource(DataSource):
             _refuse_overwrite(overwrite=overwrite)
             job = Job.plan(read_write_options(self.options), schema)
             _log_to_stderr()
-            preflight(job.settings)
+            preflight(job)
             return RedeliveryWriter(job)
         except RedeliveryError as error:
             raise plain(error) from None
@@ -99,7 +99,7 @@ class RedeliveryDataSource(DataSource):
             job = Job.plan(read_write_options(ours), schema, stream=True)
             if _plans_a_query() and self.options not in _looked:
                 _log_to_stderr()
-                preflight(job.settings)
+                preflight(job)
                 _looked.append(dict(self.options))
             return RedeliveryStreamWriter(job)
         except RedeliveryError as error:
