@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.base.files import make_private
+from redelivery.base.files import is_folder, make_private, status
 from redelivery.cli import main
 from redelivery.contract.message import Batch, Message
+from redelivery.deadletters import triage
+from redelivery.deadletters.audit import AuditLog
 from redelivery.deadletters.journal import Journal
 from redelivery.errors import JournalError
 from redelivery.registry import connect
@@ -84,3 +86,26 @@ def test_make_private_leaves_what_exists_and_refuses_a_link_that_leads_nowhere(t
     with pytest.raises(OSError, match="leads nowhere"):
         make_private(tmp_path / "link")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_path_that_cannot_be_looked_into_is_not_a_missing_one(tmp_path: Path) -> None:
+    """From Python 3.14 on `Path.exists` says False of both. Too long a name is refused for every user, root too."""
+    refused = tmp_path / ("x" * 300)
+    for look in (status, is_folder):
+        with pytest.raises(OSError, match="too long"):
+            look(refused)
+    with pytest.raises(JournalError, match="cannot be opened"):
+        triage.exists(refused)
+    with pytest.raises(JournalError, match="cannot be read"):
+        _ = AuditLog(refused).size
+
+
+def test_what_does_not_exist_has_no_status(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("missing", "missing/below", "file/below", "loop", "\0"):
+        assert status(tmp_path / name) is None
+        assert not is_folder(tmp_path / name)
+    assert is_folder(tmp_path)
+    assert not is_folder(tmp_path / "file")
+    assert AuditLog(tmp_path / "missing").size == 0

@@ -176,6 +176,28 @@ def test_a_malformed_url_is_an_error_that_shows_no_password(url: str) -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    ("url", "hosts", "path"),
+    [
+        ("scheme://a,b:1/t?x=1#y", "a,b:1", "/t"),
+        ("scheme://[::1],[fe80::1]:9093//t", "[::1],[fe80::1]:9093", "//t"),
+        ("scheme:///t", "", "/t"),
+        ("scheme:t", "", "t"),
+    ],
+)
+def test_a_url_may_list_hosts_each_of_them_an_address_in_brackets(url: str, hosts: str, path: str) -> None:
+    """`urlsplit` itself refuses two addresses in brackets since Python 3.11.12, 3.12.9 and 3.13.2."""
+    found = split_url(url, several_hosts=True)
+    assert (found.scheme, found.netloc, found.path) == ("scheme", hosts, path)
+
+
+@pytest.mark.parametrize("url", ["scheme://a,[::1/t", "scheme://[x],b/t", "scheme://u:hunter2@[::1,b/t"])
+def test_of_several_hosts_each_must_be_valid(url: str) -> None:
+    with pytest.raises(InvalidURL, match="not a valid URL") as caught:
+        split_url(url, several_hosts=True)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_the_nearest_name_is_found_without_regard_to_case() -> None:
     assert nearest("DEADLETTERSINC", ["deadLetterSink", "retry"]) == "deadLetterSink"
     assert nearest("xyz", ["deadLetterSink", "retry"]) is None

@@ -211,6 +211,11 @@ def test_sqlite_a_write_protected_folder_or_file_is_fatal():
         folder.chmod(0o755)
 
 
+def test_sqlite_a_folder_that_cannot_be_looked_into_is_not_a_missing_one(tmp_path):
+    with pytest.raises(Fatal, match="File name too long"):
+        send(f"sqlite://{tmp_path / ('x' * 300)}/q.db", Message(value=b""))
+
+
 def test_sqlite_a_locked_file_is_retriable_within_the_busy_timeout_and_free_again_after(tmp_path):
     url = f"sqlite://{tmp_path}/q.db"
     send(url, Message(value=b"1"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 
 _OWNER_ONLY = 0o600
@@ -24,6 +25,30 @@ def make_private(path: Path) -> bool:
             raise OSError(errno.ELOOP, "it is a link that leads nowhere") from None
         return False
     return True
+
+
+def status(path: Path) -> os.stat_result | None:
+    """Return the status of a file, or of what a link leads to; None where nothing exists.
+
+    From Python 3.14 on `Path.exists` and its like return False for a path that cannot be looked into.
+
+    Raises:
+        OSError: the path cannot be looked into, as without permission for its folder.
+    """
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have this name
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder exists. Raises OSError as `status`."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def refuse_link(path: Path) -> None:

@@ -40,6 +40,7 @@ __all__ = [
     "unknown",
 ]
 
+_HOSTS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:)//(?P<hosts>[^/?#]*)(?P<rest>.*)", re.DOTALL)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -72,12 +73,22 @@ def split_url(url: str, *, several_hosts: bool = False) -> SplitResult:
         InvalidURL: it does not parse. The URL is shown redacted.
     """
     try:
-        parts = urlsplit(url)
+        parts = _split_with_hosts(url) if several_hosts else urlsplit(url)
         _ = None if several_hosts else parts.port
     except ValueError as error:
         msg = f"not a valid URL: {redact_url(url)!r}: {redact(str(error))}"
         raise InvalidURL(msg) from None  # the original text may hold a password
     return parts
+
+
+def _split_with_hosts(url: str) -> SplitResult:
+    """Split a URL and check each of its hosts alone: `urlsplit` refuses two addresses in brackets since 3.11.12."""
+    match = _HOSTS.match(url)
+    if match is None:
+        return urlsplit(url)
+    for host in match["hosts"].split(","):
+        urlsplit(f"//{host}")
+    return urlsplit(f"{match['scheme']}//-{match['rest']}")._replace(netloc=match["hosts"])
 
 
 def is_local(host: str) -> bool:

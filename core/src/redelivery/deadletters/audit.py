@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from redelivery.base.clock import Clock, SystemClock
-from redelivery.base.files import make_private, make_private_folder, refuse_link
+from redelivery.base.files import make_private, make_private_folder, refuse_link, status
 from redelivery.base.secrets import redact
 from redelivery.deadletters.journal import default_path as journal_path
 from redelivery.deadletters.triage import this_user
@@ -131,6 +131,15 @@ class AuditLog:
                 self.record(action, place, selection, outcome=FAILED, details=told, who=who, operation=name)
             raise
         self.record(action, place, selection, details=details, who=who, operation=name)
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes; 0 where it does not exist. Raises JournalError: it cannot be read."""
+        try:
+            found = status(self.path)
+        except OSError as error:
+            raise JournalError(f"the audit log {str(self.path)!r} cannot be read: {error}") from error
+        return 0 if found is None else found.st_size
 
     def entries(self, place: str | None = None, last: int = 1000) -> list[Entry]:
         """Return the last lines, the last one first. A line that was cut by a kill is left out.

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from redelivery.base.clock import Clock, SystemClock
-from redelivery.base.files import make_private, make_private_folder, refuse_link
+from redelivery.base.files import make_private, make_private_folder, refuse_link, status
 from redelivery.base.secrets import redact
 from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext, whole_text
@@ -59,7 +59,7 @@ def default_path(source: str) -> Path:
 def exists(path: Path) -> bool:
     """Whether there is a triage at a path. Raises JournalError: its folder cannot be looked into."""
     try:
-        return path.exists()
+        return status(path) is not None
     except OSError as error:
         raise JournalError(f"the triage {str(path)!r} cannot be opened: {error.strerror}") from error
 

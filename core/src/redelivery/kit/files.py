@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from redelivery.base.files import make_private, make_private_folder, open_private, refuse_link
+from redelivery.base.files import is_folder, make_private, make_private_folder, open_private, refuse_link
 
-__all__ = ["make_private", "make_private_folder", "open_private", "refuse_link"]
+__all__ = ["is_folder", "make_private", "make_private_folder", "open_private", "refuse_link"]

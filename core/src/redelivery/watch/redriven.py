@@ -44,7 +44,7 @@ class Redriven:
         Raises:
             JournalError: the log cannot be read.
         """
-        size = self._log.path.stat().st_size if self._log.path.exists() else 0
+        size = self._log.size
         if size == self._size:
             return
         for entry in self._log.entries(place, last=_LAST):

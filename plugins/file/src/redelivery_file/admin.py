@@ -9,6 +9,7 @@ from redelivery.contract.broker import Admin, Difference, Plan
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus
 from redelivery.errors import Fatal
 from redelivery.kit.errors import Code
+from redelivery.kit.files import is_folder
 from redelivery.kit.plans import compared
 from redelivery.kit.roles import Resource
 from redelivery_file.address import Address
@@ -27,10 +28,10 @@ class FileAdmin(Resource, Admin):
     def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - a folder has no part of a spec
         path = self._address.path
         with TABLE.while_doing(self.doing("looking for")):
-            is_folder = path.is_dir()
-        is_other = not is_folder and os.path.lexists(path)
+            found = is_folder(path)
+        is_other = not found and os.path.lexists(path)
         also = [Difference("kind", "folder", "another kind of file")] if is_other else []
-        item = compared("folder", str(path), {}, {} if is_folder or is_other else None, also=also)
+        item = compared("folder", str(path), {}, {} if found or is_other else None, also=also)
         return Plan(objects=[item], status=DeliveryStatus())
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:  # noqa: ARG002 - a folder has no part of a spec

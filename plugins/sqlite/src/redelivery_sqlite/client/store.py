@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from redelivery.errors import Fatal, Retriable
 from redelivery.kit.errors import Code, nearest
-from redelivery.kit.files import make_private
+from redelivery.kit.files import is_folder, make_private
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.client.disk_reserve import DiskReserve, size_of
 from redelivery_sqlite.client.schema import (
@@ -285,12 +285,12 @@ class Store:
     def _refuse_path(self, doing: str) -> None:
         """Refuse a path that cannot be a file of ours. Raises Fatal."""
         with TABLE.while_doing(doing):
-            in_folder, is_folder = self.path.parent.is_dir(), self.path.is_dir()
+            in_folder, is_one = is_folder(self.path.parent), is_folder(self.path)
         if not in_folder:
             raise Fatal(
                 f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code=Code.NO_SUCH_DESTINATION
             )
-        if is_folder:
+        if is_one:
             raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code=Code.INVALID_DESTINATION)
         if not self.settings.create and not self.exists:
             text = (
