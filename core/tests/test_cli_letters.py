@@ -622,8 +622,8 @@ def expire(url: str, name: str) -> None:
         with broker.sender() as sender:
             sender.send(Batch.of([Message(value=b"v", id=name)]), deadline=time.monotonic() + 10)
             assert [len(settled.failures) for settled in sender.collect(1.0)] == [0]
-        with broker.receiver(lease=timedelta(milliseconds=10)) as receiver:
-            until(lambda: not receiver.receive(1, wait=0.1) and broker.admin().depth() == 0)
+        with broker.receiver(lease=timedelta(milliseconds=10)) as receiver, broker.admin() as admin:
+            until(lambda: not receiver.receive(1, wait=0.1) and admin.depth() == 0)
 
 
 def until(true: Callable[[], object]) -> None:

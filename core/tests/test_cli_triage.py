@@ -206,10 +206,10 @@ def test_a_folder_that_cannot_be_looked_into_is_one_clear_line(
 ) -> None:
     bury(url, ErrorContext(reason="no", kind="permanent"), "n0", "n1")
 
-    def refused(path: Path) -> bool:
+    def refused(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "exists", refused)
+    monkeypatch.setattr("redelivery.deadletters.triage.status", refused)
     status, _, error = run(capsys, "stats", url)
     assert status != 0
     assert "triage" in error

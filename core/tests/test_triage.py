@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,8 +44,9 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def triage(tmp_path: Path) -> Triage:
-    return Triage(tmp_path / "t" / "triage.db", "sqlite:place")
+def triage(tmp_path: Path) -> Iterator[Triage]:
+    with Triage(tmp_path / "t" / "triage.db", "sqlite:place") as triage:
+        yield triage
 
 
 def bury(url: str, *messages: Message, context: ErrorContext = CONTEXT) -> None:

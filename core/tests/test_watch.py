@@ -401,6 +401,16 @@ def test_a_client_that_says_nothing_holds_up_no_other(place: Place) -> None:
             assert scraped(server, "/healthz") == "ok\n"
 
 
+def test_a_request_without_a_version_is_refused(place: Place) -> None:
+    """On Python 3.14 `http.server` gives such a request no headers, for which `wsgiref` looks."""
+    with Server("127.0.0.1", 0, Metrics(list, None, SystemClock()), lambda: True) as server:
+        host, port = server.url.split("/")[2].split(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT) as client, client.makefile("rb") as answer:
+            client.sendall(b"GET /metrics\r\n")
+            client.shutdown(socket.SHUT_WR)
+            assert b"Error code: 505" in answer.read()
+
+
 def test_an_address_in_use_is_one_clear_line(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with Server("127.0.0.1", 0, Metrics(list, None, SystemClock()), lambda: True) as server:
         address = server.url.split("/")[2]

@@ -26,7 +26,7 @@ QUIET = {"sqlite.reserve": "0", "sqlite.busy_timeout": "0.2"}
 #: Result codes that are no errors: they never come as an exception.
 NO_ERRORS = ("SQLITE_OK", "SQLITE_NOTICE", "SQLITE_WARNING", "SQLITE_ROW", "SQLITE_DONE")
 #: Constants of the module that are no result codes, by their numbers' purpose: authorizer actions and answers, limits.
-NO_RESULTS = ("SQLITE_LIMIT_", "SQLITE_CREATE_", "SQLITE_DROP_", "SQLITE_ALTER_")
+NO_RESULTS = tuple(f"SQLITE_{name}_" for name in ("LIMIT", "CREATE", "DROP", "ALTER", "DBCONFIG"))
 ACTIONS = {
     "SQLITE_" + name
     for name in (

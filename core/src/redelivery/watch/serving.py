@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import Any, Final, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -27,6 +28,14 @@ class _Handler(WSGIRequestHandler):
     """Serves a request, without a line in the log."""
 
     timeout = _TIMEOUT
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.request_version == "HTTP/0.9":  # it has no headers, which WSGI needs; a cut request looks like it
+            self.send_error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+            return False
+        return True
 
     def log_message(self, *_: Any) -> None:
         """Say nothing: each scrape would be a line."""
