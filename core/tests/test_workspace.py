@@ -346,6 +346,14 @@ def test_the_readme_is_short() -> None:
     assert len(text(ROOT / "README.md").splitlines()) <= 120
 
 
+def test_the_python_of_every_document_runs_in_a_test() -> None:
+    """Each document with code is named by the test that runs it, but for two with a sketch of what others write."""
+    tests = "".join(text(path) for path in MODULES if path.name.startswith("test_"))
+    with_code = [path for path in FILES if path.suffix == ".md" and "```python" in text(path)]
+    not_run = [path for path in with_code if not re.search(rf'[/"]{re.escape(path.name)}"', tests)]
+    assert relative(not_run) == ["CONTRIBUTING.md"]
+
+
 def test_the_page_of_options_shows_them_as_they_are() -> None:
     assert text(ROOT / "docs/options.md") == options_page.as_markdown(Registry(our_plugins(), {}, ())) + "\n", (
         "run: redelivery plugins --options > docs/options.md"

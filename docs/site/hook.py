@@ -76,9 +76,17 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs
-    """Point links to folders and source files at their pages."""
+    """Point links to folders and source files at their pages. Let the search show what users read first."""
+    if re.search(r"/decisions/|/wire\.md$|^CHANGELOG|^docs/seeds", page.file.src_uri):
+        page.meta.setdefault("search", {"boost": 0.3})
     folder = posixpath.dirname(page.file.src_uri)
     return _LINK.sub(lambda link: _target(folder, link[0]), markdown)
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Write the index of the search as a script too: pages that are opened from a folder cannot read JSON."""
+    index = Path(config.site_dir, "search/search_index.json")
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 def decisions() -> str:
