@@ -1,4 +1,4 @@
-"""docs/operating.md: its commands run in their order and print what it shows."""
+"""docs/operating.md, then docs/monitoring.md: their commands run in their order and print what they show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sybil import Document, Example, Sybil
+from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 from redelivery import DeliverySpec, Message, Sink, Subscription, cli, places
@@ -100,9 +100,10 @@ def consumer(*, failing: int) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def examples(language: str, evaluator: Callable[[Example], str | None] | None = None) -> Document:
+def examples(language: str, evaluator: Callable[[Example], str | None] | None = None) -> list[Example]:
     parser = PythonCodeBlockParser() if evaluator is None else CodeBlockParser(language, evaluator)
-    return Sybil(parsers=[parser]).parse(ROOT / "docs" / "operating.md")
+    documents = [Sybil(parsers=[parser]).parse(ROOT / "docs" / name) for name in ("operating.md", "monitoring.md")]
+    return [each for document in documents for each in document.examples()]
 
 
 def test_the_commands_of_operating_print_what_it_shows(
@@ -114,10 +115,10 @@ def test_the_commands_of_operating_print_what_it_shows(
     Path("redelivery.toml").write_text(f'[places.orders]\nurl = "{URL}"\n', encoding="utf-8")
     console = Console(capsys)
     console.run("apply", "orders")
-    made = [each for each in examples("python").examples() if "def bill" in each.parsed]
+    made = [each for each in examples("python") if "def bill" in each.parsed]
     assert len(made) == 1, "the last section makes the letters"
     made[0].evaluate()
-    blocks = list(examples("console", console).examples())
+    blocks = examples("console", console)
     waves = next(at for at, each in enumerate(blocks) if "were sent in wave" in each.parsed)
     for each in blocks[:waves]:
         each.evaluate()
@@ -137,7 +138,7 @@ def test_every_place_of_operating_can_be_read(tmp_path: Path) -> None:
         file.write_text(example.parsed, encoding="utf-8")
         found.append(places.read(file))
 
-    for each in examples("toml", note).examples():
+    for each in examples("toml", note):
         each.evaluate()
     assert len(found) == 2
     assert all(found)
