@@ -17,5 +17,6 @@ FOUND: Final = (
         ("subscription", seed, "a letter that waited for its sink was stored after its message was delivered again")
         for seed in (104335, 106066, 106271, 107469)
     ),
+    ("subscription", 3061990, "a letter whose lease was lost was held against the delivery after the next"),
     ("engine", 1000040, "the letters at one sink were held against what another sink recognises"),
 )

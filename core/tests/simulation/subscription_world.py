@@ -52,7 +52,8 @@ class Handling:
 
     Attributes:
         ran, returned: handlers that began, and that returned.
-        retries: `Retry` outcomes that the broker has carried out.
+        delivered: how often the broker has delivered it, by number of the attempt.
+        retried: `Retry` outcomes that the broker has carried out, by number of the attempt.
         early: one of them that asked for less than the policy's wait.
         accepted, terminated: how its lease ended.
         hoped: it was accepted, and neither a handler had returned nor a sink confirmed.
@@ -63,7 +64,8 @@ class Handling:
 
     ran: int = 0
     returned: int = 0
-    retries: int = 0
+    delivered: Counter[int] = field(default_factory=Counter)
+    retried: Counter[int] = field(default_factory=Counter)
     early: str = ""
     terminated: bool = False
     hoped: bool = False
@@ -288,6 +290,7 @@ class SubscriptionWorld(World):
     def _leased(self, process: Process, received: Received) -> None:
         name = self.named(received.message)
         self.attempt[name] = received.attempt
+        self.handled[name].delivered[received.attempt] += 1
         self.handled[name].leased[process] += 1
 
     def _settled(
@@ -310,7 +313,7 @@ class SubscriptionWorld(World):
             handling.terminated = True
             self.scheduler.reach("the broker itself moves a message to its dead letters")
         elif isinstance(outcome, Retry):
-            handling.retries += 1
+            handling.retried[received.attempt] += 1
             if process in handling.under_way:
                 self.scheduler.reach("a handler overruns its time")
             least = wait_before_retry(self.spec, received.attempt, lambda: 0.0)
@@ -352,7 +355,7 @@ class SubscriptionWorld(World):
                 confirmed=not handling.hoped,
                 altered=next((book.altered for book in books.values() if book.altered), ""),
                 foreign=foreign,
-                retries=handling.retries,
+                retries=handling.retried.total(),
                 allowed=self.spec.retry,
                 early=handling.early,
                 suppressed=any(book.misrecognised for book in books.values()),
@@ -387,11 +390,10 @@ class SubscriptionWorld(World):
         context = dialects.read(copy)
         if wrong or context is None:
             return wrong or "it does not say why it is dead"
-        # A delivery whose lease ran out may be given up while the next one is under way.
-        most = self.attempt[name]
-        least = most if most == self.handled[name].retries + 1 else 1
-        if not least <= (context.attempts or 0) <= most:
-            return f"it tells of {context.attempts} attempts, and there were {most}"
+        # A delivery whose lease is lost may be given up while a later one is under way; one that is retried may not.
+        handling, tells = self.handled[name], context.attempts or 0
+        if handling.delivered[tells] <= handling.retried[tells]:
+            return f"it tells of {tells} attempts, and there were {self.attempt[name]}"
         if "ConnectionError" in context.reason:
             self.flooded.add(name)
         if context.subscriber != "billing":
