@@ -49,11 +49,20 @@ class BrokerUnderTest:
         place: Any = self.place
         if self.broker == "file":
             return None
+        if not self.capabilities.dead_letter:
+            return self.place.destination("letters")
         if self.broker == "sqs":
             stem, fifo, _ = place.queue.partition(".fifo")
             return f"{stem}-dead-letters{fifo}"
         found: str = getattr(place, "letters", None) or f"{place.queue}-dead-letters"
         return found
+
+    @property
+    def sink(self) -> str | None:
+        """Where a job sends its letters: `native`, or the URL of another place; None: nowhere."""
+        if self.letters is None or self.capabilities.dead_letter:
+            return None if self.letters is None else "native"
+        return self.url.replace(self.place.destination(""), self.letters)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -101,5 +110,5 @@ def under_test(broker: str, runtime: Runtime, fault: str, scratch: Path) -> Brok
 
 def brokers(found: Sequence[str]) -> Iterator[str]:
     """Return the names of brokers in the order in which they run: the slowest to start first."""
-    order = ("kafka", "rabbitmq", "sqs", "servicebus", "sqlite", "file")
+    order = ("kafka", "rabbitmq", "sqs", "servicebus", "sqlite", "http", "file")
     return (each for each in order if each in found)

@@ -14,6 +14,8 @@ from faults.proxy import NETWORK_FAULTS
 
 NETWORKED: Final = ("kafka", "rabbitmq", "sqs", "servicebus")
 QUEUES: Final = (*NETWORKED, "sqlite")
+#: Brokers that are only sent to, over a network.
+SENT_TO: Final = ("http",)
 ROWS: Final = 2_000
 #: Limit in seconds where leases of killed processes are waited for, on a busy machine.
 SLOW: Final = 180.0
@@ -24,7 +26,7 @@ BROKER_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "restart": ("kafka", "rabbitmq", "servicebus"),
     "disk-full": ("rabbitmq", "servicebus", "sqlite"),
     "memory-alarm": ("rabbitmq",),
-    "throttled": ("servicebus",),
+    "throttled": ("servicebus", *SENT_TO),
     "locked": ("sqlite",),
     "permission-revoked": ("kafka", "rabbitmq", "servicebus"),
     "queue-deleted": QUEUES,
@@ -94,13 +96,13 @@ class Cell:
 
 
 def _cells() -> Iterator[Cell]:
-    for fault, broker in product(NETWORK_FAULTS, NETWORKED):
+    for fault, broker in product(NETWORK_FAULTS, (*NETWORKED, *SENT_TO)):
         yield Cell(fault, broker, times=2)
 
 
 def _once_cells() -> Iterator[Cell]:
     """Nothing is tried again, so rows that may have been stored are given up, and their job may fail."""
-    for fault, broker in product(("answers-cut", "half-open"), NETWORKED):
+    for fault, broker in product(("answers-cut", "half-open"), (*NETWORKED, *SENT_TO)):
         yield Cell(fault, broker, "write-once", survives=False)
 
 

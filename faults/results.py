@@ -17,6 +17,7 @@ _PRODUCTS: Final = {
     "sqs": "SQS (ElasticMQ)",
     "servicebus": "Service Bus (our stand-in)",
     "sqlite": "SQLite",
+    "http": "HTTP (a server of the process)",
     "file": "files",
 }
 _VERSION: Final = re.compile(r"\b\d+\.\d+(\.\d+)?\b")

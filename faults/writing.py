@@ -31,14 +31,14 @@ PACE: Final = 3.0
 
 def settings_for(under_test: BrokerUnderTest, plan: Plan, folder: Path) -> dict[str, Any]:
     """Return what a process under test needs: URL, options, spec, plan, where poison goes, where its history goes."""
-    sink = {} if under_test.letters is None else {"deadLetterSink": "native"}
+    sink = {} if under_test.sink is None else {"deadLetterSink": under_test.sink}
     destinations = under_test.capabilities.destinations is not Support.NONE
     return {
         "url": under_test.url,
         "options": dict(under_test.options),
         "spec": {**SPEC, **sink},
         "plan": plan.to_dict(),
-        "nowhere": under_test.place.impossible_destination() if destinations else None,
+        "nowhere": under_test.place.impossible_destination() if destinations else "nowhere",
         "folder": str(folder),
         "scratch": str(under_test.scratch),
         "rate": plan.rows / PACE,

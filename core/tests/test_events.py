@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -83,6 +84,18 @@ def test_the_form_of_a_message_is_that_of_its_event(message):
     form = events.form_of(message)
     assert form == events.to_json(events.to_event(message))
     assert events.message_of(json.loads(json.dumps(form))) == message
+
+
+def test_an_event_and_nothing_else_is_written_without_anything_of_ours():
+    headers = (("ce-specversion", b"1.0"), ("ce-id", b"1"), ("ce-source", b"/a"), ("ce-type", b"t"))
+    event = Message(value=b"{ }", headers=headers, id="1")
+    bare = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t", "data": {}}
+    assert events.bare_form_of(event) == bare
+    for more in ({"key": b"k"}, {"timestamp_ms": 1}, {"id": "2"}, {"headers": (*headers, ("n", b"v"))}):
+        message = replace(event, **more)
+        assert events.message_of(events.bare_form_of(message)) == message
+    raw = Message(value=b"v", id="1")
+    assert events.bare_form_of(raw) == events.form_of(raw)
 
 
 MANGLED = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from redelivery.base.secrets import (
     resolve_secrets,
 )
 from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities
-from redelivery.errors import ConfigurationError, InvalidURL, UnknownScheme
+from redelivery.errors import ConfigurationError, InvalidURL, MissingSecret, UnknownScheme
 
 CANARY = "c4nary-hunter2"
 
@@ -555,3 +556,19 @@ def test_keys_of_services_are_secrets_by_their_names(name: str) -> None:
         assert CANARY not in redact(text)
     assert holds_secret(name)
     assert redact("the rapid key and the account, keyed by a=1") == "the rapid key and the account, keyed by a=1"
+
+
+def test_a_secret_from_a_file_is_read_again_and_another_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("first-value\n")
+    monkeypatch.setenv("A_TOKEN", "first-value")
+    found = resolve_secrets({"a.password": f"file:{file}", "b.password": "env:A_TOKEN", "c.password": "written-out"})
+    file.write_text("second-value\n")
+    monkeypatch.setenv("A_TOKEN", "second-value")
+    assert [secrets.renewed(each) for each in found.values()] == ["second-value", "first-value", "written-out"]
+    assert "second-value" not in redact("the server said: second-value")
+    again = pickle.loads(pickle.dumps(found["a.password"]))  # noqa: S301 - our own
+    assert secrets.renewed(again) == "second-value"
+    file.unlink()
+    with pytest.raises(MissingSecret):
+        secrets.renewed(found["a.password"])

@@ -71,8 +71,13 @@ class HttpPlace(Place):
         self.url = f"{runtime.server.url}{path}"
         self.options = options
 
-    def stored(self, destination: str | None = None) -> Sequence[Message]:  # noqa: ARG002 - rows name none
-        return [each for posted in self.runtime.server.posted(self.path) for each in messages(posted)]
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        path = self.path if destination is None else destination
+        return [each for posted in self.runtime.server.posted(path) for each in messages(posted)]
+
+    def destination(self, label: str) -> str:
+        """Return another path of the server: rows cannot name it, and letters can be sent to its URL."""
+        return f"{self.path}-{label}" if label else self.path
 
     def unreachable(self) -> str:
         return f"http://127.0.0.1:1{self.path}"

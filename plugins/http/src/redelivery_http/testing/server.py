@@ -62,7 +62,11 @@ class Handler(BaseHTTPRequestHandler):
     server: _Listener
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client is gone, and this is no request
+            self.close_connection = True
+            return
         there = self.server.keeper
         posted = Posted(tuple(self.headers.items()), body)
         reply = there.reply(self.path, posted)
@@ -120,7 +124,7 @@ class Server:
         self._lock = threading.Lock()
         self._kept: defaultdict[str, list[Posted]] = defaultdict(list)
         self._replies: defaultdict[str, deque[Reply]] = defaultdict(deque)
-        self._always: dict[str, Reply] = {}
+        self._always: dict[str, Reply | None] = {}
         self._token = token
         self._listener = _Listener((HOST, 0), Handler)
         self._listener.keeper = self
@@ -138,8 +142,8 @@ class Server:
         with self._lock:
             self._replies[path] += replies
 
-    def always(self, path: str, reply: Reply) -> None:
-        """Answer all requests to a path so, from now on."""
+    def always(self, path: str, reply: Reply | None) -> None:
+        """Answer all requests to a path so, from now on. None: as usual again."""
         with self._lock:
             self._always[path] = reply
 
