@@ -42,7 +42,8 @@ if not TYPE_CHECKING:
             SupportsTriggerAvailableNow,
         )
     else:
-        ReadLimit = ReadAllAvailable = ReadMaxRows = SupportsTriggerAvailableNow = type("Missing", (), {})
+        ReadLimit, ReadAllAvailable, ReadMaxRows = (type(name, (), {}) for name in ("Limit", "All", "Most"))
+        SupportsTriggerAvailableNow = type("SupportsTriggerAvailableNow", (), {})
 
 
 @dataclass(frozen=True, slots=True)

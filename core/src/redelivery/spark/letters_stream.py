@@ -14,14 +14,14 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from redelivery import registry
-from redelivery.contract.broker import Capabilities, DeadLetters, Support
+from redelivery.contract.broker import Capabilities, DeadLetters, Support, Wanted
 from redelivery.errors import BrokerError, ConfigurationError, RedeliveryError
 from redelivery.spark.features import (
+    ADMISSION_CONTROL,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
-    refuse_limit,
 )
 from redelivery.spark.job import plain
 from redelivery.spark.letters_reader import LetterScan
@@ -45,7 +45,6 @@ class DeadLetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def __init__(self, settings: ReadSettings, columns: t.StructType) -> None:
         plugin = registry.installed().by_url(settings.url)
         _refuse_without_cursors(plugin.capabilities, plugin.name)
-        refuse_limit(settings.per_trigger)
         self.scan = LetterScan.of(settings, columns)
         self._opened = ExitStack()
         self._letters: DeadLetters | None = None
@@ -89,7 +88,12 @@ class DeadLetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if before is None or after == before:
             return []
         wanted = replace(self.scan.wanted, after=after, before=before)
-        return self._asked(lambda letters: self.scan.splits(letters, wanted))
+        return self._asked(lambda letters: self._splits(letters, wanted))
+
+    def _splits(self, letters: DeadLetters, wanted: Wanted) -> list[InputPartition]:
+        if not ADMISSION_CONTROL and wanted.after is not None:
+            letters.cursor(after=wanted.after)  # is this still the same place? `latestOffset` had no start to ask by
+        return self.scan.splits(letters, wanted)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         return self.scan.read(partition)

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from redelivery.base.urls import redact
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.sending.report import DeliveryReport
-from redelivery.spark.features import StreamArrowWriter
+from redelivery.spark.features import StreamArrowWriter, refuse_limit
 from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight, summary
 from redelivery.spark.lineage import SETTINGS
 from redelivery.spark.options import read_read_options, read_write_options
@@ -61,7 +61,9 @@ class RedeliveryDataSource(DataSource):
         from redelivery.spark import letter_schema  # noqa: PLC0415 - see above
 
         try:
-            return letter_schema.schema(read_read_options(self.options))
+            settings = read_read_options(self.options)
+            refuse_limit(settings.per_trigger)  # a stream's reader shows it among Spark's own errors
+            return letter_schema.schema(settings)
         except RedeliveryError as error:
             raise plain(error) from None
 
