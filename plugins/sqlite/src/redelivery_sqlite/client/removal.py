@@ -115,10 +115,10 @@ def dead_letter(
     )
     connection.executemany(
         f"INSERT INTO reason_{there} (seq, kind, reason, description, queue, message_id, attempts, first_ms) "  # noqa: S608 - a number
-        f"SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE EXISTS (SELECT 1 FROM message_{there} WHERE seq = ?1)",
+        f"SELECT ?, ?, ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM message_{there} WHERE seq = ?)",
         (
-            (first + at, KINDS[each.code], _text(each.reason), _text(each.description), source, *known[each.seq])
-            for at, each in enumerate(dead)
+            (seq, KINDS[each.code], _text(each.reason), _text(each.description), source, *known[each.seq], seq)
+            for seq, each in enumerate(dead, start=first)
         ),
     )
 
