@@ -414,6 +414,35 @@ def spark(session: nox.Session) -> None:
         session.run(*PYTEST, "-m", "spark", *conformance)
 
 
+@nox.session(python=False)
+def python(session: nox.Session) -> None:
+    """`-- 3.14`: the tests that need no container, on another Python; `-- 3.14 PATH ...`: these tests there.
+
+    The interpreter is looked for on PATH and in pyenv; else uv may download it. None is an error.
+    """
+    version, *rest = session.posargs or [""]
+    if re.fullmatch(r"3\.[0-9]{2}", version) is None:
+        session.error("name a version of Python, as in: nox -s python -- 3.14")
+    if not session.python:  # again, in an environment of that interpreter
+        found = _interpreter(version)
+        if found is None:
+            session.error(f"no Python {version} was found on PATH, in pyenv or by uv: install it and run this again")
+        again = ["--noxfile", __file__, "--session", "python", "--force-python", found, "--", *session.posargs]
+        session.run(sys.executable, "-m", "nox", *again, external=True)
+        return
+    install_project(session, "test")
+    session.env["DOCKER_HOST"] = "unix:///none"
+    if rest:
+        session.run(*PYTEST, *rest)
+        return
+    core = ["core/tests", "faults/tests", f"--ignore={BROWSER}", "--ignore=core/tests/spark"]
+    runs = [Run("python", [*PYTEST, "core/tests/spark"]), Run("python", [*PYTEST, *NO_SPARK, *core])]
+    suites = [[_module(name)] if name == "kafka" else _tests(name) for name in PLUGINS]  # its own need a server
+    suites.append(["conformance_tests/tests"])
+    runs += [Run("python", [*PYTEST, *NO_SPARK, "--broker-kind=embedded", *each]) for each in suites]
+    side_by_side(session, runs)
+
+
 @nox.session
 def browser(session: nox.Session) -> None:
     """The operator's page in a real browser. `-- --screenshots` renews the pictures in `docs/images`."""
@@ -544,6 +573,27 @@ def _toxiproxy(session: nox.Session) -> None:
         subprocess.run([go, "install", wanted], env={**os.environ, "GOBIN": str(folder)}, check=True, timeout=180)
     except subprocess.SubprocessError as error:
         session.warn(f"toxiproxy was not built, so our own proxy is used: {error}")
+
+
+def _interpreter(version: str) -> str | None:
+    """Return the path of a Python that works; uv may download it."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), *map(str, pyenv.glob(f"{version}.*/bin"))]
+    paths = [shutil.which(f"python{version}", path=folder) for folder in folders]
+    if found := next((path for path in paths if path and _is_python(path, version)), None):
+        return found
+    if uv := shutil.which("uv"):
+        subprocess.run([uv, "python", "install", "--quiet", version], check=False, stderr=subprocess.DEVNULL)
+        command = [uv, "python", "find", "--quiet", "--no-python-downloads", version]
+        path = subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+        return path if path and _is_python(path, version) else None
+    return None
+
+
+def _is_python(path: str, version: str) -> bool:
+    """Whether a command is this Python: one of pyenv's may only say that the version is not chosen."""
+    command = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() == version
 
 
 def _typed() -> list[str]:
