@@ -347,6 +347,13 @@ def test_the_readme_is_short() -> None:
     assert len(text(ROOT / "README.md").splitlines()) <= 120
 
 
+@pytest.mark.parametrize("package", ["contract", "kit"])
+def test_every_module_for_plugins_is_on_its_page_of_the_api(package: str) -> None:
+    modules = (ROOT / "core/src/redelivery" / package).glob("[!_]*.py")
+    shown = re.findall(r"(?m)^::: (\S+)$", text(ROOT / f"docs/api/{package}.md"))
+    assert sorted(shown) == sorted(f"redelivery.{package}.{path.stem}" for path in modules)
+
+
 #: Their Python is compiled only: a sketch of what others write, and a job that needs a server.
 SKETCHES = {"CONTRIBUTING.md", "conformance_tests/README.md", "plugins/http/README.md"}
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
@@ -34,6 +35,7 @@ ASSETS = ("docs/images/*", "docs/site/*.css", "docs/site/*.js")
 DECISIONS = "docs/decisions"
 INDEX = f"{DECISIONS}/README.md"
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)|(?<=\]: )(?![a-z]+:|#)([^\s#]+)")
+_ELSEWHERE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
 
 
@@ -75,12 +77,19 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs gives them by name
     """Point links to folders and source files at their pages. Let the search show what users read first."""
     if re.search(r"/decisions/|/wire\.md$|^CHANGELOG|^docs/seeds", page.file.src_uri):
         page.meta.setdefault("search", {"boost": 0.3})
     folder = posixpath.dirname(page.file.src_uri)
     return _LINK.sub(lambda link: _target(folder, link[0]), markdown)
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001 - as above
+    """Check that a page loads nothing from another host. Raises PluginError."""
+    if found := _ELSEWHERE.search(output):
+        raise PluginError(f"{page.file.src_uri}: the page loads something from another host: {found[0]}")
+    return output
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
