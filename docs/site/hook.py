@@ -16,6 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from mkdocs_jupyter.plugin import NotebookFile
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Every document of the project. `core/tests/test_workspace.py` states that the navigation names each.
@@ -63,7 +64,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         found = File(path, str(ROOT), config.site_dir, use_directory_urls=False, dest_uri=address(path))
         if path.startswith(f"{DECISIONS}/"):
             found.inclusion = InclusionLevel.NOT_IN_NAV
-        files.append(found)
+        files.append(found if path.endswith(".md") else _notebook(found, config))
     for pattern in ASSETS:
         for asset in sorted(ROOT.glob(pattern)):
             files.append(File(str(asset.relative_to(ROOT)), str(ROOT), config.site_dir, use_directory_urls=False))
@@ -112,6 +113,15 @@ def decisions() -> str:
         number, _, title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(": ")
         lines.append(f"| {number} | [{title}]({path.name}) |")
     return "\n".join(lines) + "\n"
+
+
+def _notebook(file: File, config: MkDocsConfig) -> File:
+    """Return a notebook as a page: the plugin itself looks only at what MkDocs found in its one folder."""
+    page: File = NotebookFile(file, **config)
+    page.dest_uri = address(file.src_uri)
+    page.abs_dest_path = posixpath.join(config.site_dir, page.dest_uri)
+    page.url = page.dest_uri
+    return page
 
 
 def _target(folder: str, link: str) -> str:
