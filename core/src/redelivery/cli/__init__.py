@@ -87,6 +87,12 @@ _COMMANDS: Final = {
         "raise alerts about dead letters: a webhook, metrics",
         "Look at dead letter queues again and again: raise alerts, tell a webhook, serve metrics for Prometheus.",
     ),
+    "completion": (
+        "completion",
+        "add",
+        "print a script that completes this command in a shell",
+        "Print a script with which a shell completes commands, options, files and names of places in redelivery.toml.",
+    ),
 }
 
 

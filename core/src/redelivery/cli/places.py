@@ -19,12 +19,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the file that names places, in place of the redelivery.toml in this folder or above it",
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print it as JSON")
+    form.add_argument("--names", action="store_true", help="print the names alone, one on each line")
     parser.set_defaults(run=_places)
 
 
 def _places(arguments: argparse.Namespace) -> int:
     found = places.known(arguments.config)
+    if arguments.names:
+        for name in found:
+            say(name)
+        return 0
     if arguments.json:
         path = None if found.path is None else str(found.path)
         say_json({"file": path, "places": {name: _as_json(place) for name, place in found.items()}}, indent=2)

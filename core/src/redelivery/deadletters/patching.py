@@ -220,7 +220,7 @@ def _library() -> Any:
     try:
         import jsonpatch  # noqa: PLC0415 - of the extra `cli`
     except ImportError as error:
-        raise ConfigurationError("jsonpatch is not installed: pip install 'redelivery[cli]'") from error
+        raise ConfigurationError("jsonpatch is not installed: pip install 'redelivery-core[cli]'") from error
     return jsonpatch
 
 
