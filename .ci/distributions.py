@@ -2,10 +2,10 @@
 
     python .ci/distributions.py FOLDER
 
-`nox -s wheels` and `nox -s release` use it; it needs the packages build and hatchling. Each distribution is built without
-isolation: the backend is the pinned one of this environment. The wheel is built a second time, from the unpacked source
-distribution, and both must have the same bytes. A wheel holds the files of `src`, its metadata and licences, and nothing
-else; a source distribution what is needed to build the wheel.
+`nox -s wheels` and `nox -s release` use it; it needs the packages build and hatchling. Each distribution is built
+without isolation: the backend is the pinned one of this environment. The wheel is built a second time, from the
+unpacked source distribution, and both must have the same bytes. A wheel holds the files of `src`, its metadata and
+licences, and nothing else; a source distribution what is needed to build the wheel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WHERE = ("", "core/", "conformance_tests/", "plugins/*/", "plugins/*/standin/")
 ADDED = {"PKG-INFO", ".gitignore", "pyproject.toml"}
 
 
-class Refused(Exception):  # noqa: N818 - it is what is said
+class Refused(Exception):
     """Something is wrong with a distribution; the text says what."""
 
 
@@ -66,7 +66,7 @@ class Distribution:
 
 
 def distributions(root: Path = ROOT) -> list[Distribution]:
-    """Return the distributions of a checkout, found by their `pyproject.toml`. Raises Refused: their versions differ."""
+    """Return the distributions of a checkout. Raises Refused: their versions differ."""
     found = [
         Distribution(path.parent, tomllib.loads(path.read_text(encoding="utf-8"))["project"])
         for where in WHERE
@@ -80,6 +80,8 @@ def distributions(root: Path = ROOT) -> list[Distribution]:
 
 def build(found: list[Distribution], out: Path) -> None:
     """Build all distributions into an empty folder. Raises Refused: a source distribution makes another wheel."""
+    if out.exists() and any(out.iterdir()):
+        raise Refused(f"{out} is not empty")
     import build as frontend  # noqa: PLC0415 - the tests of the checks need no frontend
     from pyproject_hooks import quiet_subprocess_runner  # noqa: PLC0415
 
@@ -159,8 +161,6 @@ def _same(where: str, names: set[str], wanted: set[str]) -> None:
 def main(out: Path) -> int:
     """Build into a folder and check it. Return the exit status."""
     try:
-        if out.exists() and any(out.iterdir()):
-            raise Refused(f"{out} is not empty")
         found = distributions()
         build(found, out)
         check(found, out)

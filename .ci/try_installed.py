@@ -2,9 +2,9 @@
 
     ENVIRONMENT/bin/python -I .ci/try_installed.py WHEELS [--without MODULE ...] [--plugins NAME ...] [--use] [--spark]
 
-It needs nothing but what is installed, and imports every module of our distributions. With `--without`: the modules, and
-those below, that need an extra that is not installed; one of them has to fail. `--plugins` says which plugins are found,
-`--use` writes, reads and redrives without Spark, `--spark` runs a job.
+It needs nothing but what is installed, and imports every module of our distributions. With `--without`: the modules,
+and those below, that need an extra that is not installed; one of them has to fail. `--plugins` says which plugins are
+found, `--use` writes, reads and redrives without Spark, `--spark` runs a job.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import os
 import pkgutil
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+
+#: The command's exit status where it cannot do what was asked.
+FAILED = 2
 
 
 def ours() -> list[Distribution]:
@@ -42,7 +46,9 @@ def come_from(wheels: Path) -> None:
 def modules() -> Iterator[str]:
     """Yield the names of all modules of our distributions."""
     for each in ours():
-        tops = {path.parts[0] for path in each.files or () if path.suffix == ".py" and not path.parts[0].startswith(".")}
+        tops = {
+            path.parts[0] for path in each.files or () if path.suffix == ".py" and not path.parts[0].startswith(".")
+        }
         for top in sorted(tops):
             yield top.removesuffix(".py")
             folder = Path(str(each.locate_file(top)))
@@ -61,9 +67,10 @@ def import_all(without: list[str]) -> int:
             count += 1
         except ImportError as error:
             failed[name] = str(error)
-    wrong = {name: why for name, why in failed.items() if not any(f"{name}.".startswith(f"{each}.") for each in without)}
+    below = {each: [name for name in failed if f"{name}.".startswith(f"{each}.")] for each in without}
+    wrong = {name: why for name, why in failed.items() if not any(name in names for names in below.values())}
     assert not wrong, f"undeclared, or imported too early: {wrong}"
-    needless = [each for each in without if not any(f"{name}.".startswith(f"{each}.") for name in failed)]
+    needless = [each for each, names in below.items() if not names]
     assert not needless, f"imported without the extra that brings its packages: {needless}"
     return count
 
@@ -90,7 +97,7 @@ def command_says_what_lacks() -> None:
     }.items():
         if importlib.util.find_spec(needs) is None:
             status, _, errors = command(*arguments)
-            assert status == 2, (arguments, status, errors)
+            assert status == FAILED, (arguments, status, errors)
             assert errors.count("\n") == 1, errors
             assert "pip install 'redelivery" in errors, errors
 
@@ -107,10 +114,10 @@ def use(folder: Path) -> None:
         if message.value == b"lost":
             raise TerminalNack("nobody pays for a lost order")
 
-    with connect(url) as broker:
-        with broker.sender() as sender:
-            sender.send(Batch.of([Message(value=b"paid", id="1"), Message(value=b"lost", id="2")]), deadline=float("inf"))
-            sender.collect(10.0)
+    messages = [Message(value=b"paid", id="1"), Message(value=b"lost", id="2")]
+    with connect(url) as broker, broker.sender() as sender:
+        sender.send(Batch.of(messages), deadline=time.monotonic() + 10)
+        sender.collect(10.0)
     Subscription(url, refuse, spec=spec).run(until_empty=True)
     status, out, errors = command("dead-letters", "list", url)
     assert (status, errors) == (0, ""), errors

@@ -18,6 +18,8 @@ _SHELLS: Final = ("bash", "zsh", "fish", "tcsh")
 #: Positional arguments that take the name of a place.
 _PLACES: Final = frozenset({"url", "place", "places"})
 _NAMES: Final = "redelivery places --names 2>/dev/null"
+#: In zsh a function: a command would run once for each argument, when the script is loaded.
+_ZSH: Final = f'_redelivery_places() {{\n  compadd "$@" -- ${{(f)"$({_NAMES})"}}\n}}'
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,10 +40,12 @@ def _run(arguments: argparse.Namespace) -> int:
             kind = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE
         elif not action.option_strings and action.dest in _PLACES:
             kind = shtab.cmd(_NAMES)
+            kind |= {"zsh": "_redelivery_places", "preamble": kind["preamble"] | {"zsh": _ZSH}}
         else:
             continue
         action.complete = kind  # type: ignore[attr-defined]  # where shtab looks for it
-    say(shtab.complete(parser, arguments.shell))
+    for line in shtab.complete(parser, arguments.shell).splitlines():
+        say(line)
     return 0
 
 
