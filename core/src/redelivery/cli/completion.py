@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from redelivery.cli import whole_parser
 from redelivery.cli.output import say
@@ -34,13 +34,14 @@ def _run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ConfigurationError("completion needs shtab: pip install 'redelivery-core[cli]'") from error
 
+    names: dict[str, Any] = shtab.cmd(_NAMES)
+    names = {**names, "zsh": "_redelivery_places", "preamble": {**names["preamble"], "zsh": _ZSH}}
     parser = whole_parser()
     for action in _actions(parser):
         if action.type is Path:
             kind = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE
         elif not action.option_strings and action.dest in _PLACES:
-            kind = shtab.cmd(_NAMES)
-            kind |= {"zsh": "_redelivery_places", "preamble": kind["preamble"] | {"zsh": _ZSH}}
+            kind = names
         else:
             continue
         action.complete = kind  # type: ignore[attr-defined]  # where shtab looks for it
