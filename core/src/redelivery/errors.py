@@ -152,7 +152,11 @@ class Throttled(Retriable):
 
 
 class NotSent(Retriable):
-    """Not even tried, because an earlier message of its key failed; counts as no attempt (see `Batch.ordered`)."""
+    """Not even tried, and counts as no attempt: an earlier message of its key failed (see `Batch.ordered`).
+
+    Where no order is kept, a sender may report it of rows that it did not begin by the deadline: the rows before them
+    took all the time. It must not where nothing was answered, because that is an outage.
+    """
 
     default_code = Code.NOT_SENT
 

@@ -80,6 +80,16 @@ def test_http_what_is_retried_comes_after_the_servers_pause_up_to_the_specs_own(
     assert (report.delivered, len(server.posted("/orders"))) == (1, 1)
 
 
+def test_http_a_slow_server_costs_no_retry_and_no_row_is_given_up_unsent(server: Server) -> None:
+    server.always("/orders", Reply(after=0.05))
+    rows = [Message(value=b"%d" % at) for at in range(40)]
+    report = deliver(server, "retry: 0, timeout: PT0.7S", *rows, concurrency="1")
+    sent = [each.body for each in server.posted("/orders")]
+    assert {*sent} == {row.value for row in rows}
+    assert report.delivered + report.dead_lettered == 40
+    assert report.dead_lettered <= report.ambiguous, "a row was given up that was never sent"
+
+
 def test_http_a_letter_that_is_no_event_goes_as_it_is(server: Server) -> None:
     server.answer("/orders", Reply(status=422, keep=False))
     deliver(server, "retry: 0", RAW)

@@ -182,6 +182,7 @@ class InFlight:
         place: where rows are sent, for errors: "queue 'orders'".
         window: rows that may be sent and not answered; None: any number.
         on_failure: called with each row that fails, while the account is locked; it may fail others.
+        late: returns what the rows of a batch that were not sent by its deadline fail with; None: as retriable.
         clock: monotonic seconds.
     """
 
@@ -192,12 +193,14 @@ class InFlight:
         *,
         window: int | None = None,
         on_failure: Callable[[SentBatch, int, BrokerError], None] | None = None,
+        late: Callable[[SentBatch], BrokerError | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = threading.RLock()
         self._doing = f"{broker}: sending to {place}"
         self._window = window
         self._on_failure = on_failure
+        self._late = late
         self._clock = clock
         self._changed = threading.Condition(self.lock)
         self._batches: dict[int, SentBatch] = {}
@@ -296,7 +299,7 @@ class InFlight:
         )
         untouched = Retriable(f"{self._doing}: this row was not sent by the deadline", code=Code.DEADLINE_EXCEEDED)
         for sent in [each for each in self._batches.values() if each.deadline <= now]:
-            self._fail_rest(sent, doubtful, untouched)
+            self._fail_rest(sent, doubtful, self._late(sent) or untouched)
 
     def _fail_rest(self, sent: SentBatch, doubtful: BrokerError, untouched: BrokerError) -> None:
         for index in sent.open_rows():

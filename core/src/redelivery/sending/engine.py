@@ -398,8 +398,8 @@ class Engine:
     ) -> None:
         """Carry out what the policy decides about one failed attempt of a group."""
         error = errors[0]
-        if isinstance(error, NotSent) and self._order is not None:
-            self._kept_back(group, self._order)
+        if isinstance(error, NotSent):
+            self._not_sent(group, send_queue)
             return
         group.untried += group.counted and not tried
         if index == 0:
@@ -454,13 +454,15 @@ class Engine:
             group.ambiguous = True
         group.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
 
-    def _kept_back(self, group: Group, order: KeyOrder) -> None:
-        """Put back a row that was not even tried, because an earlier row of its key failed: no attempt was made."""
+    def _not_sent(self, group: Group, send_queue: SendQueue) -> None:
+        """Put back rows that were not even tried: an earlier row of their key failed, or time ran out before them."""
         group.attempts -= group.counted
-        if order.is_parked(group):
+        if self._order is None:
+            send_queue.wait(group, self._clock.monotonic())
+        elif self._order.is_parked(group):
             self._park(group)
         else:
-            order.wait(group)
+            self._order.wait(group)
 
     # --- giving up ---
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch
-from redelivery.errors import BrokerError, Permanent
+from redelivery.errors import BrokerError, NotSent, Permanent
 from redelivery.kit.in_flight import InFlight, SentBatch
 from redelivery.kit.roles import Resource
 from redelivery_http import codec
@@ -21,6 +21,8 @@ from redelivery_http.client.tokens import Token
 from redelivery_http.errors import TABLE
 from redelivery_http.options import BATCH_BYTES, Settings
 
+#: The part of an attempt's time, at its end, in which no request begins to which an answer is unlikely in time.
+_LAST: Final = 0.25
 #: Answers to a question that tell how every event would fare; Knative asks senders to ignore others.
 _TELLING: Final = frozenset({401, 407, 410})
 
@@ -30,11 +32,16 @@ class PendingBatch(SentBatch):
 
     Attributes:
         next: index of the first row that no request has yet.
+        answers: requests of the sender that had an answer when the batch was handed over.
+        began: when it was handed over, monotonic seconds.
     """
+
+    answers = 0
 
     def __init__(self, batch: Batch, deadline: float) -> None:
         super().__init__(batch, deadline)
         self.next = 0
+        self.began = time.monotonic()
         for column in (batch.value, batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.destination):
             _ = None if column is None else column.values  # a column is loaded by one thread
 
@@ -52,7 +59,9 @@ class HttpSender(Resource, Sender):
         self._address, self._settings = address, settings
         self._encoder = codec.Encoder(settings)
         self._token = Token(settings.token, settings.audience)
-        self._in_flight = InFlight("http", address.origin)
+        self._in_flight = InFlight("http", address.origin, late=self._late)
+        self._answers = 0
+        self._took = 0.0  # the last answer, in seconds
         self._to_send = threading.Condition()
         self._waiting: deque[PendingBatch] = deque()
         self._threads = self._idle = 0
@@ -75,6 +84,7 @@ class HttpSender(Resource, Sender):
         self.check_open("sending to")
         pending = self._in_flight.add(batch, deadline, kind=PendingBatch)
         with self._to_send:
+            pending.answers = self._answers
             self._waiting.append(pending)
             rows = 1 if batch.isolate else self._settings.batch
             requests = -(-batch.length // rows)
@@ -85,6 +95,12 @@ class HttpSender(Resource, Sender):
 
     def collect(self, wait: float) -> Sequence[Settled]:
         return self._in_flight.collect(wait)
+
+    def _late(self, sent: SentBatch) -> BrokerError | None:
+        """Return why rows were not sent by their deadline: not by an outage, if the server answers, but slowly."""
+        if sent.batch.ordered or not isinstance(sent, PendingBatch) or sent.answers == self._answers:
+            return None
+        return NotSent(f"http: {self.doing('sending to')}: the rows before this one took all the time of an attempt")
 
     def _release(self) -> None:
         with self._to_send:
@@ -180,11 +196,14 @@ class HttpSender(Resource, Sender):
         """Post a request with these rows, and settle them."""
         try:
             own = self._authorization()
-            if time.monotonic() >= pending.deadline:
-                return  # `collect` says so
+            began = time.monotonic()
+            if pending.deadline - began <= min(2 * self._took, _LAST * (pending.deadline - pending.began)):
+                return  # no answer would come in time, and nobody would know; `collect` tells of the row
             if not all(self._in_flight.sent(pending, index) for index in rows):
                 return
             response = connection.request("POST", own + headers, body, pending.deadline)
+            self._took = time.monotonic() - began
+            self._answers += 1  # of threads that do so at once one may not count: it is only seen to grow
             if response.is_success:
                 for index in rows:
                     self._in_flight.stored(pending, index)

@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -43,6 +44,7 @@ class Reply:
         cut: end the connection after so many bytes of the answer; None: after the answer, if at all.
         reset: end it by a reset, not by an orderly close.
         until: the answer waits for this.
+        after: the answer takes so many seconds.
     """
 
     status: int = 202
@@ -52,6 +54,7 @@ class Reply:
     cut: int | None = None
     reset: bool = False
     until: threading.Event | None = None
+    after: float = 0.0
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -74,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             there.keep(self.path, posted)
         if reply.until is not None and not reply.until.wait(LONGEST):
             return
+        time.sleep(reply.after)
         self._answer(reply)
 
     def do_OPTIONS(self) -> None:
