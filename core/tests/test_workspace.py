@@ -338,9 +338,10 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("page", MEASURED)
-def test_the_readme_says_what_was_measured(page: str) -> None:
-    recorded, said = MEASURED[page]
-    assert re.findall(recorded, text(ROOT / page)) == re.findall(said, text(ROOT / "README.md")) != []
+def test_the_readme_says_no_more_than_was_measured(page: str) -> None:
+    pages = zip(MEASURED[page], (ROOT / page, ROOT / "README.md"), strict=True)
+    recorded, said = (int(re.findall(pattern, text(path))[0].replace(",", "")) for pattern, path in pages)
+    assert recorded >= said > 100_000
 
 
 def test_the_readme_is_short() -> None:
