@@ -9,8 +9,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
-from redelivery.errors import ConfigurationError
-from redelivery.spark import features, redriving
+from redelivery.errors import ConfigurationError, Fatal
+from redelivery.spark import features, letters_stream, redriving
+from redelivery.spark.letter_schema import schema
+from redelivery.spark.options import read_read_options
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/spark_versions.md"
 #: The versions whose columns the table has.
@@ -83,3 +85,31 @@ def test_a_limit_that_this_spark_does_not_ask_for_is_refused_in_one_line(spark, 
     options = {"url": shelf.url(), "deadLetters": True, "maxLettersPerTrigger": 2}
     with pytest.raises(PySparkException, match=r"needs Spark 4\.2 or later: this is 4\."):
         spark.readStream.format("redelivery").options(**options).load()
+
+
+def test_a_reader_that_is_told_neither_start_nor_limit_reads_each_letter_once(place, shelf, monkeypatch):
+    """As Spark before 4.2 calls it."""
+    monkeypatch.setattr(letters_stream, "ADMISSION_CONTROL", False)
+
+    def opened(url):
+        settings = read_read_options({"url": url, "deadLetters": "true"})
+        return letters_stream.DeadLetterStreamReader(settings, schema(settings))
+
+    def read(reader, start, end):
+        batches = (batch for split in reader.partitions(start, end) for batch in reader.read(split))
+        return [row["id"] for batch in batches for row in batch.to_pylist()]
+
+    place.bury(2)
+    first = opened(place.url)
+    start, end = first.initialOffset(), first.latestOffset()
+    assert read(first, start, end) == ["n0~1", "n1~1"]
+    assert first.latestOffset() == end, "nothing new"
+    first.stop()
+    place.bury(1, first=2)
+    again = opened(place.url)  # from its checkpoint
+    assert read(again, end, again.latestOffset()) == ["n2~1"]
+    again.stop()
+    other = opened(shelf.url())
+    with pytest.raises(Fatal, match="of another shelf; begin a new query"):
+        other.partitions({"cursor": "5"}, other.latestOffset())
+    other.stop()
