@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 from pyspark.sql.utils import is_remote
 
@@ -48,7 +49,11 @@ def register(spark: SparkSession) -> None:
     """
     from redelivery.spark.writer import RedeliveryDataSource  # noqa: PLC0415 - needs no session to be imported
 
-    spark.dataSource.register(RedeliveryDataSource)
+    try:
+        spark.dataSource.register(RedeliveryDataSource)
+    except AnalysisException as error:  # of Spark 4.0, which has found it by itself
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options: Any) -> DeliveryReport:
