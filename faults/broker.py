@@ -110,5 +110,5 @@ def under_test(broker: str, runtime: Runtime, fault: str, scratch: Path) -> Brok
 
 def brokers(found: Sequence[str]) -> Iterator[str]:
     """Return the names of brokers in the order in which they run: the slowest to start first."""
-    order = ("kafka", "rabbitmq", "sqs", "servicebus", "sqlite", "http", "file")
+    order = ("kafka", "rabbitmq", "sqs", "servicebus", "nats", "sqlite", "http", "file")
     return (each for each in order if each in found)

@@ -12,7 +12,7 @@ from typing import Final
 
 from faults.proxy import NETWORK_FAULTS
 
-NETWORKED: Final = ("kafka", "rabbitmq", "sqs", "servicebus")
+NETWORKED: Final = ("kafka", "rabbitmq", "sqs", "servicebus", "nats")
 QUEUES: Final = (*NETWORKED, "sqlite")
 #: Brokers that are only sent to, over a network.
 SENT_TO: Final = ("http",)
@@ -23,15 +23,15 @@ SLOW: Final = 180.0
 #: Faults of the brokers themselves, and the brokers that have them.
 BROKER_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "freeze": NETWORKED,
-    "restart": ("kafka", "rabbitmq", "servicebus"),
+    "restart": ("kafka", "rabbitmq", "servicebus", "nats"),
     "disk-full": ("rabbitmq", "servicebus", "sqlite"),
     "memory-alarm": ("rabbitmq",),
     "throttled": ("servicebus", *SENT_TO),
     "locked": ("sqlite",),
-    "permission-revoked": ("kafka", "rabbitmq", "servicebus"),
+    "permission-revoked": ("kafka", "rabbitmq", "servicebus", "nats"),
     "queue-deleted": QUEUES,
     "dead-letters-deleted": NETWORKED,
-    "dead-letters-full": ("kafka", "rabbitmq", "servicebus", "sqlite"),
+    "dead-letters-full": ("kafka", "rabbitmq", "servicebus", "sqlite", "nats"),
     "clock-back": QUEUES,
     "clock-forward": QUEUES,
 }

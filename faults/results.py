@@ -16,6 +16,7 @@ _PRODUCTS: Final = {
     "rabbitmq": "RabbitMQ",
     "sqs": "SQS (ElasticMQ)",
     "servicebus": "Service Bus (our stand-in)",
+    "nats": "NATS",
     "sqlite": "SQLite",
     "http": "HTTP (a server of the process)",
     "file": "files",

@@ -10,7 +10,7 @@ from typing import Any, Final
 from nats import errors as nats
 
 from redelivery.errors import Ambiguous, Fatal, Permanent, Retriable, Throttled
-from redelivery.kit.errors import BUG, ClientError, Code, ErrorTable, Rule
+from redelivery.kit.errors import ClientError, Code, ErrorTable, Rule
 
 
 class ApiError(Exception):
@@ -91,13 +91,13 @@ _BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
     ApiError: _REFUSED,
     StatusError: _LATER,
     DeniedError: _DENIED,
-    nats.Error: _REFUSED,
+    nats.Error: _LOST,  # what is not the protocol: half of a line, nothing where the server greets
     nats.AuthorizationError: _LOGIN,
     nats.ConnectionClosedError: _LOST,
     nats.NoServersError: Rule(Retriable, Code.CONNECTION_LOST, "no server answers; nothing was sent"),
     nats.StaleConnectionError: _LOST,
     nats.UnexpectedEOF: _LOST,
-    nats.ProtocolError: BUG,
+    nats.ProtocolError: _LOST,
     nats.InvalidUserCredentialsError: _LOGIN,
     nats.SecureConnRequiredError: Rule(Fatal, Code.TLS_FAILED, "set nats.tls"),
     nats.SecureConnWantedError: Rule(Fatal, Code.TLS_FAILED, "this server has no TLS; enable it, or unset nats.tls"),
@@ -127,7 +127,7 @@ TABLE: Final = ErrorTable(
         (None, "uthorization violation", _LOGIN),
         (None, "uthorization Violation", _LOGIN),
         (None, "uthentication expired", _LOGIN),
-        (None, "maximum connections exceeded", Rule(Retriable, Code.FULL, "the server has too many connections")),
+        (None, "connections exceeded", Rule(Retriable, Code.FULL, "the server has too many connections")),
         (None, "maximum payload", _TOO_LARGE),
         (None, "secure connection", Rule(Fatal, Code.TLS_FAILED, "set nats.tls")),
     ],

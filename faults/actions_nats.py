@@ -1,0 +1,90 @@
+"""NATS's faults, on the server that the harness starts as a process. Seen on 2.15.1."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+from faults.actions import Fault, Make
+from faults.broker import BrokerUnderTest
+from faults.containers import START, provision
+
+#: Everybody is this user while the fault lasts: one that may ask the API, and send nothing to streams.
+_REVOKED: Final = """
+no_auth_user: everybody
+authorization { users: [ { user: everybody, password: unused, permissions: {
+    publish: { allow: ["$JS.API.>", "$JS.ACK.>", "_INBOX.>"] }, subscribe: ">" } } ] }
+"""
+
+
+def _freeze(under_test: BrokerUnderTest) -> Fault:
+    runtime: Any = under_test.runtime
+    stack = ExitStack()
+    return Fault("freeze", lambda: stack.enter_context(runtime.process.paused()), stack.close)
+
+
+def _restart(under_test: BrokerUnderTest) -> Fault:
+    """Kill -9; the same files and the same port again."""
+    runtime: Any = under_test.runtime
+
+    def end() -> None:
+        runtime.process.start()
+        runtime.process.wait(runtime.independent.version, START)
+
+    return Fault("restart", runtime.process.kill, end)
+
+
+def _permission_revoked(under_test: BrokerUnderTest) -> Fault:
+    runtime: Any = under_test.runtime
+    before = runtime.config.read_text()
+
+    def configure(text: str) -> None:
+        """Have the server read another configuration, and wait until it has."""
+        runtime.config.write_text(text)
+        os.kill(runtime.process.pid, signal.SIGHUP)
+        runtime.wait_for_reload()
+
+    return Fault("permission-revoked", lambda: configure(before + _REVOKED), lambda: configure(before))
+
+
+def _queue_deleted(under_test: BrokerUnderTest) -> Fault:
+    return Fault(
+        "queue-deleted",
+        under_test.place.vanish,
+        lambda: provision(under_test),
+        frozenset({"destination", "source"}),
+    )
+
+
+def _dead_letters_deleted(under_test: BrokerUnderTest) -> Fault:
+    runtime: Any = under_test.runtime
+    return Fault(
+        "dead-letters-deleted",
+        lambda: runtime.independent.remove(under_test.letters),
+        lambda: provision(under_test),
+        frozenset({"letters"}),
+    )
+
+
+def _dead_letters_full(under_test: BrokerUnderTest) -> Fault:
+    runtime: Any = under_test.runtime
+    name = under_test.letters
+
+    return Fault(
+        "dead-letters-full",
+        lambda: runtime.independent.configure_stream(name, max_msgs=max(1, len(under_test.dead()))),
+        lambda: runtime.independent.configure_stream(name, max_msgs=-1),
+    )
+
+
+FAULTS: Final[Mapping[str, Make]] = {
+    "freeze": _freeze,
+    "restart": _restart,
+    "permission-revoked": _permission_revoked,
+    "queue-deleted": _queue_deleted,
+    "dead-letters-deleted": _dead_letters_deleted,
+    "dead-letters-full": _dead_letters_full,
+}
