@@ -24,10 +24,10 @@ GOLDEN = [
         b"",
     ),
     (
-        Message(value=b"v", headers=(("a", b"1"), ("b", None), ("a", b"\xff"), ("Nats-Rollup", b"all"), ("a", b"2"))),
+        Message(value=b"v", headers=(("a", b"1"), ("b", None), ("a", b"\xff"), ("Nats-TTL", b"1h"), ("a", b"2"))),
         (
             b"NATS/1.0\r\na: 1\r\na: 2\r\n"
-            b'redelivery: {"headers": [[1, "b", null], [2, "a", {"base64": "/w=="}], [3, "Nats-Rollup", "all"]]}\r\n\r\n'
+            b'redelivery: {"headers": [[1, "b", null], [2, "a", {"base64": "/w=="}], [3, "Nats-TTL", "1h"]]}\r\n\r\n'
         ),
         b"v",
     ),

@@ -301,6 +301,7 @@ class NatsRuntime(Runtime):
         options: Mapping[str, str] | None = None,
         process: Process | None = None,
         config: Path | None = None,
+        client: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind = kind
         self.options = options or {}
@@ -309,7 +310,7 @@ class NatsRuntime(Runtime):
         self.wrong_login: Mapping[str, str] | None = None
         self._reloads = 0
         self._address = address
-        self.independent = Independent(",".join(address.servers), **_login(self.options))
+        self.independent = Independent(",".join(address.servers), **{**_login(self.options), **(client or {})})
         self.description = f"nats-server at {address.hosts[0][0]}"
         host, port = address.hosts[0]
         self.proxy = None if process is None else Proxy(host, port)
@@ -382,13 +383,13 @@ def server_program() -> str:
     return program("nats-server")
 
 
-def start_server(scratch: Path, configuration: str = "", **options: Any) -> NatsRuntime:
+def start_server(scratch: Path, configuration: str = "", **client: Any) -> NatsRuntime:
     """Start a server with JetStream in a folder.
 
     Args:
         scratch: for its files.
         configuration: further lines of its configuration.
-        options: of the independent client.
+        client: options of the independent client.
     """
     path, port = server_program(), free_port()
     config = scratch / "nats.conf"
@@ -396,7 +397,7 @@ def start_server(scratch: Path, configuration: str = "", **options: Any) -> Nats
     config.write_text("\n".join(lines))
     process = Process([path, "-c", str(config)], scratch / "nats.log")
     address = Address(((HOST, port),), "orders", "orders")
-    runtime = NatsRuntime("embedded", address, options=options, process=process, config=config)
+    runtime = NatsRuntime("embedded", address, process=process, config=config, client=client)
     process.wait(runtime.independent.version, START)
     runtime.description = f"nats-server {runtime.independent.version()}, a process of this host"
     return runtime

@@ -1,0 +1,375 @@
+"""What only a real server shows: advisories as letters, late acknowledgements, logins, limits, kill -9."""
+
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from redelivery.contract.broker import Accept, Broker, Received, Retry, Terminate
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
+from redelivery.kit.errors import Code
+from redelivery_nats.address import Address
+from redelivery_nats.broker import connect
+from redelivery_nats.client import nats_private
+from redelivery_nats.client.nats_private import Client, Nkey
+from redelivery_nats.testing import HOST, NatsPlace, NatsRuntime, start_server
+
+SEED = "SUAGMJH5XLGZKQQWAWKRZJIGMOU4HPFUYLXJMXOO5NLFEO2OOQJ5LPRDPM"
+ADVISORY = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsRuntime]:
+    with closing(start_server(tmp_path_factory.mktemp("nats"))) as found:
+        yield found
+
+
+@pytest.fixture
+def place(runtime: NatsRuntime) -> Iterator[NatsPlace]:
+    with runtime.place() as found:
+        yield found
+
+
+def opened(place: NatsPlace, **options: str) -> Broker:
+    given = {name.removeprefix("nats."): value for name, value in place.options.items()}
+    return connect(place.url, {**given, **options})
+
+
+def deliver(broker: Broker, *messages: Message) -> list[BrokerError | None]:
+    """Send; return each row's error."""
+    with broker.sender() as sender:
+        deadline = time.monotonic() + 20
+        sender.send(Batch.of(list(messages)), deadline=deadline)
+        settled: list[Any] = []
+        while not settled:
+            settled += sender.collect(5)
+    failed = {each.index: each.error for each in settled[0].failures}
+    return [failed.get(at, settled[0].error) for at in range(len(messages))]
+
+
+def received(broker: Broker, count: int = 1) -> tuple[Any, list[Received]]:
+    receiver = broker.receiver()
+    found: list[Received] = []
+    until = time.monotonic() + 20
+    while len(found) < count and time.monotonic() < until:
+        found += receiver.receive(count - len(found), wait=1)
+    return receiver, found
+
+
+def give_up(place: NatsPlace, broker: Broker) -> None:
+    """Have the server give the one message of the place up."""
+    place.limiting(1)
+    receiver, (message,) = received(broker)
+    with receiver:
+        assert receiver.settle([(message, Retry())]) == [None]
+        until = time.monotonic() + 20
+        while not place.stored(place.letters) and time.monotonic() < until:
+            assert not receiver.receive(1, wait=0.2)
+
+
+class TestAdvisories:
+    def test_one_is_shown_as_its_message_and_removed_with_it(self, place: NatsPlace) -> None:
+        broker = opened(place)
+        deliver(broker, Message(value=b"v", key=b"k", id="i", headers=(("h", b"1"),)))
+        give_up(place, broker)
+        with broker.dead_letters() as letters, broker.admin() as admin:
+            (letter,) = letters.browse()
+            assert letter.message == Message(value=b"v", key=b"k", id="i", headers=(("h", b"1"),))
+            assert letter.context is not None
+            assert (letter.context.kind, letter.context.code) == ("delivery-limit", Code.DELIVERY_LIMIT)
+            assert (letter.context.attempts, letter.context.subscriber) == (1, "redelivery")
+            assert any("wait for nobody" in each for each in admin.plan(DeliverySpec()).warnings)
+            assert letters.remove([letter.position]) == 1
+            assert admin.depth() == 0, "else it would wait in its stream forever"
+            assert not list(letters.browse())
+
+    def test_purging_takes_their_messages_too_and_no_others(self, place: NatsPlace) -> None:
+        broker = opened(place)
+        deliver(broker, Message(value=b"dead"))
+        give_up(place, broker)
+        deliver(broker, Message(value=b"waiting"))
+        with broker.dead_letters() as letters:
+            assert letters.purge() == 1
+        assert [each.value for each in place.stored()] == [b"waiting"]
+
+    @pytest.mark.parametrize("kind", ["another-stream", "no-json", "gone", "no-number", "younger"])
+    def test_one_that_points_nowhere_is_unresolved_and_harms_nothing(self, place: NatsPlace, kind: str) -> None:
+        """Anyone who may publish there may have written it."""
+        broker = opened(place)
+        told: dict[str, Any] = {
+            "type": "io.nats.jetstream.advisory.v1.max_deliver",
+            "stream": "payroll" if kind == "another-stream" else place.stream,
+            "consumer": "redelivery",
+            "stream_seq": {"gone": 99, "no-number": "1"}.get(kind, 1),
+            "deliveries": 3,
+        }
+        if kind != "younger":
+            deliver(broker, Message(value=b"secret"))
+        data = b"{oops" if kind == "no-json" else json.dumps(told).encode()
+        place.independent.publish(f"{ADVISORY}.{place.stream}.redelivery", data, b"NATS/1.0\r\n\r\n")
+        if kind == "younger":
+            deliver(broker, Message(value=b"secret"))
+        with broker.dead_letters() as letters:
+            (letter,) = letters.browse()
+            assert letter.message.value == data
+            assert letter.context is not None
+            assert letter.context.kind == "unresolved"
+            assert letters.remove([letter.position]) == 1
+        assert [each.value for each in place.stored()] == [b"secret"]
+
+    def test_a_stream_that_keeps_its_messages_keeps_the_one_that_died(self, place: NatsPlace) -> None:
+        place.independent.remove(place.stream)
+        place.independent.make(place.stream)
+        broker = opened(place)
+        with broker.admin() as admin:
+            admin.provision(DeliverySpec())
+            assert any("keeps what was handled" in each for each in admin.plan(DeliverySpec()).warnings)
+        deliver(broker, Message(value=b"v"))
+        give_up(place, broker)
+        with broker.dead_letters() as letters:
+            (letter,) = letters.browse()
+            letters.remove([letter.position])
+        assert [each.value for each in place.stored()] == [b"v"]
+
+
+class TestLetters:
+    def test_positions_and_cursors_of_a_stream_that_was_created_again_name_nothing(self, place: NatsPlace) -> None:
+        broker = opened(place)
+        letters_at = connect(broker.native_sink(), {})
+        deliver(letters_at, Message(value=b"old"))
+        with broker.dead_letters() as letters:
+            (old,) = letters.browse()
+            cursor = letters.cursor()
+            place.independent.remove(place.letters)
+            with broker.admin() as admin:
+                admin.provision(DeliverySpec())
+            deliver(letters_at, Message(value=b"new"))
+            assert letters.remove([old.position]) == 0
+            with pytest.raises(Fatal) as caught:
+                letters.cursor(after=cursor)
+            assert caught.value.code is Code.CONFLICT
+            assert [each.message.value for each in letters.browse()] == [b"new"]
+
+    def test_a_long_gap_is_jumped_over(self, place: NatsPlace) -> None:
+        letters_at = connect(opened(place).native_sink(), {})
+        deliver(letters_at, *(Message(value=b"%d" % at) for at in range(1500)))
+        with letters_at.dead_letters() as letters:
+            every = [each.position for each in letters.browse()]
+            assert letters.remove(every[1:-1]) == 1498
+            assert [each.message.value for each in letters.browse()] == [b"0", b"1499"]
+            assert letters.cursor(after=letters.cursor(most=1), most=1) == every[-1]
+
+    def test_two_letters_of_one_id_are_both_kept(self, place: NatsPlace) -> None:
+        letters_at = connect(opened(place).native_sink(), {})
+        assert deliver(letters_at, Message(value=b"a", id="i"), Message(value=b"b", id="i")) == [None, None]
+        assert [each.value for each in place.stored(place.letters)] == [b"a", b"b"]
+
+
+class TestLeases:
+    def test_the_servers_word_on_a_late_acknowledgement_is_not_believed(self, place: NatsPlace) -> None:
+        """It takes one, and confirms it, while another receiver has the message."""
+        broker = opened(place)
+        deliver(broker, Message(value=b"v"))
+        first, (early,) = received(broker)
+        second, (late,) = received(broker)  # waits until the lease has run out
+        with first, second:
+            assert late.attempt == 2
+            assert isinstance(first.settle([(early, Accept())])[0], LeaseLost)
+            assert len(place.stored()) == 1
+            assert second.settle([(late, Accept())]) == [None]
+            assert not place.stored()
+
+    def test_a_lease_is_as_long_as_the_consumer_says_and_is_counted_from_the_request(self, place: NatsPlace) -> None:
+        broker = opened(place)
+        deliver(broker, Message(value=b"v"))
+        asked = time.monotonic()
+        with broker.receiver(lease=timedelta(hours=1)) as receiver:
+            (message,) = receiver.receive(1, wait=1)
+            assert message.expires is not None
+            assert asked < message.expires < time.monotonic() + 1.0
+
+    def test_a_message_terminated_twice_is_one_letter(self, place: NatsPlace) -> None:
+        broker = opened(place)
+        deliver(broker, Message(value=b"v", id="i"))
+        receiver, (message,) = received(broker)
+        letter = Terminate(Message(value=b"v", id="i"))
+        with receiver:
+            assert receiver.settle([(message, letter)]) == [None]
+            again = replace(message, lease=type(message.lease)(time.monotonic() + 5, message.lease.reply, 1.0))
+            assert receiver.settle([(again, letter)]) == [None]
+        assert len(place.stored(place.letters)) == 1
+
+    @pytest.mark.parametrize("change", ["deleted", "push"])
+    def test_a_consumer_that_cannot_be_pulled_from_is_an_error(self, place: NatsPlace, change: str) -> None:
+        async def break_it(client: Any, jetstream: Any) -> None:
+            await jetstream.delete_consumer(place.stream, "redelivery")
+            if change == "push":
+                config = {"durable_name": "redelivery", "deliver_subject": "there", "ack_policy": "explicit"}
+                asked = json.dumps({"stream_name": place.stream, "config": config}).encode()
+                await client.request(f"$JS.API.CONSUMER.DURABLE.CREATE.{place.stream}.redelivery", asked)
+
+        place.independent.run(break_it)
+        with opened(place).receiver() as receiver, pytest.raises(Fatal) as caught:
+            receiver.receive(1, wait=1)
+        assert caught.value.code is (Code.MISCONFIGURED if change == "push" else Code.NO_SUCH_DESTINATION)
+
+
+class TestSending:
+    def test_a_full_stream_is_retriable_and_loses_nothing(self, place: NatsPlace) -> None:
+        place.independent.configure_stream(place.stream, max_msgs=2)
+        errors = deliver(opened(place), *(Message(value=b"%d" % at) for at in range(4)))
+        assert errors[:2] == [None, None]
+        assert all(isinstance(each, Retriable) and each.code is Code.FULL for each in errors[2:])
+        assert len(place.stored()) == 2
+
+    def test_a_subject_of_another_stream_is_noticed_before_a_row_is_sent(self, place: NatsPlace) -> None:
+        other = place.destination("other")
+        broker = connect(f"{place.url}?subject={other}", {})
+        with broker.sender() as sender, pytest.raises(Fatal) as caught:
+            sender.check(deadline=time.monotonic() + 5)
+        assert caught.value.code is Code.MISCONFIGURED
+        assert not place.stored(other)
+
+    def test_checking_stores_nothing(self, place: NatsPlace) -> None:
+        with opened(place).sender() as sender:
+            sender.check(deadline=time.monotonic() + 5)
+        assert not place.stored()
+
+    def test_a_row_is_no_command_to_the_server(self, place: NatsPlace) -> None:
+        command = Message(value=b"", destination=f"$JS.API.STREAM.DELETE.{place.stream}")
+        (error,) = deliver(opened(place), command)
+        assert isinstance(error, Permanent)
+        assert error.code is Code.INVALID_DESTINATION
+        assert deliver(opened(place), Message(value=b"v")) == [None]
+
+    def test_what_was_confirmed_is_there_after_kill_9(self, tmp_path: Path) -> None:
+        with closing(start_server(tmp_path)) as runtime, runtime.place() as place:
+            assert deliver(opened(place), *(Message(value=b"%d" % at) for at in range(500))) == [None] * 500
+            with runtime.killed():
+                pass
+            assert len(place.stored()) == 500
+
+
+class TestLogins:
+    def attempt(self, runtime: NatsRuntime, **options: str) -> BrokerError | None:
+        """Return the error of asking for a stream that is not there; None: it is only that."""
+        with connect(runtime.url("none"), options).admin() as admin:
+            try:
+                admin.depth()
+            except BrokerError as error:
+                return None if error.code is Code.NO_SUCH_DESTINATION else error
+        raise AssertionError("it is there")
+
+    @pytest.mark.parametrize(
+        ("configuration", "right", "wrong"),
+        [
+            (
+                "users: [{user: u, password: pass1}]",
+                {"user": "u", "password": "pass1"},
+                {"user": "u", "password": "x1"},
+            ),
+            ("token: token1", {"token": "token1"}, {"token": "x1"}),
+            (f"users: [{{nkey: {Nkey(SEED).public}}}]", {"nkey_secret": SEED}, {"token": "x1"}),
+        ],
+        ids=["password", "token", "nkey"],
+    )
+    def test_each_login_is_taken_and_a_wrong_one_refused(
+        self, tmp_path: Path, configuration: str, right: dict[str, str], wrong: dict[str, str]
+    ) -> None:
+        given: dict[str, Any] = {name: value for name, value in right.items() if name != "nkey_secret"}
+        if not given:
+            given = {"signature_cb": Nkey(SEED).signed}
+            configuration = configuration.replace("users: [", "users: [{user: tests, password: tests}, ")
+            given = {"user": "tests", "password": "tests"}
+        with closing(start_server(tmp_path, f"authorization {{ {configuration} }}", **given)) as runtime:
+            assert self.attempt(runtime, **right) is None
+            error = self.attempt(runtime, **wrong)
+            assert isinstance(error, Fatal)
+            assert error.code is Code.NOT_AUTHENTICATED
+            assert "x1" not in str(error)
+
+    def test_a_missing_permission_is_told_at_once_with_its_subject(self, tmp_path: Path) -> None:
+        allowed = 'publish: {deny: ["Orders", "$JS.API.STREAM.INFO.*"]}'
+        configuration = (
+            f"no_auth_user: u\nauthorization {{ users: [{{user: u, password: p, permissions: {{{allowed}}}}}] }}"
+        )
+        with closing(start_server(tmp_path, configuration)) as runtime:
+            runtime.independent.make("Orders")
+            broker, began = connect(runtime.url("Orders"), {}), time.monotonic()
+            with broker.sender() as sender, pytest.raises(Fatal) as caught:
+                sender.check(deadline=time.monotonic() + 10)
+            assert caught.value.code is Code.NOT_AUTHORIZED
+            assert "Orders" in str(caught.value)
+            (error,) = deliver(broker, Message(value=b"v"))
+            assert isinstance(error, Fatal)
+            assert error.code is Code.NOT_AUTHORIZED
+            with broker.admin() as admin, pytest.raises(Fatal) as caught:
+                admin.depth()
+            assert "STREAM.INFO" in str(caught.value)
+            assert time.monotonic() - began < 8
+
+    def test_tls_is_used_where_it_is_asked_for_and_no_login_goes_without(self, tmp_path: Path) -> None:
+        authority = trustme.CA()
+        paths = [tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem")]
+        own = authority.issue_cert("localhost", HOST)
+        authority.cert_pem.write_to_path(str(paths[0]))
+        own.cert_chain_pems[0].write_to_path(str(paths[1]))
+        own.private_key_pem.write_to_path(str(paths[2]))
+        context = ssl.create_default_context(cafile=str(paths[0]))
+        configuration = f'tls {{ cert_file: "{paths[1]}", key_file: "{paths[2]}" }}'
+        with closing(start_server(tmp_path, configuration, tls=context)) as runtime:
+            assert self.attempt(runtime, tls_ca=str(paths[0])) is None
+            for options in ({}, {"tls": "true"}):
+                error = self.attempt(runtime, **options)
+                assert isinstance(error, Fatal)
+                assert error.code is Code.TLS_FAILED
+
+    def test_a_server_without_tls_gets_no_login(self, runtime: NatsRuntime) -> None:
+        options = {"tls": "true", "token": "c4nary"}
+        error = self.attempt(runtime, **options)
+        assert isinstance(error, Fatal)
+        assert error.code is Code.TLS_FAILED
+
+    def test_the_next_host_of_a_url_is_tried(self, runtime: NatsRuntime) -> None:
+        (host, port), *_ = Address.parse(runtime.url("none")).hosts
+        with connect(f"nats://{HOST}:1,{host}:{port}/none", {}).admin() as admin, pytest.raises(Fatal) as caught:
+            admin.depth()
+        assert caught.value.code is Code.NO_SUCH_DESTINATION
+
+
+class TestPlanning:
+    def test_what_would_lose_messages_is_told(self, place: NatsPlace) -> None:
+        place.independent.configure_stream(place.stream, max_msgs=10, discard="old", max_age=300)
+        with opened(place).admin() as admin:
+            plan = admin.plan(DeliverySpec())
+        assert any("sync_interval" in each for each in plan.warnings)
+        assert any("older than 300 s" in each for each in plan.warnings)
+        assert [str(each) for item in plan.objects for each in item.differences] == [
+            "discard is 'old', not 'new, as it has limits'"
+        ]
+
+    def test_a_spec_with_retries_sets_the_servers_own_limit_above_them(self, place: NatsPlace) -> None:
+        broker = connect(f"{place.url}-more", {})
+        with broker.admin() as admin:
+            admin.provision(DeliverySpec(retry=3))
+            assert not admin.plan(DeliverySpec(retry=3)).drift
+            assert not admin.plan(DeliverySpec()).drift
+            (differs,) = [each for item in admin.plan(DeliverySpec(retry=5)).objects for each in item.differences]
+            assert str(differs) == "max_deliver is '14', not '16'"
+        place.independent.remove(f"{place.stream}-more")
+        place.independent.remove(f"{place.stream}-more-dead-letters")
+
+
+def test_each_private_name_of_the_client_exists() -> None:
+    client = Client(lambda *_: None, needs_tls=False)
+    assert [name for name in nats_private.NAMES if not hasattr(client, name)] == []
