@@ -1,9 +1,10 @@
-"""NATS's faults, on the server that the harness starts as a process. Seen on 2.15.1."""
+"""NATS's faults, on the server that the harness starts as a process. Seen on 2.15.1.
+
+It keeps permissions in its configuration, and does not read the one that counts here (`no_auth_user`) again.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Final
@@ -11,13 +12,6 @@ from typing import Any, Final
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
 from faults.containers import START, provision
-
-#: Everybody is this user while the fault lasts: one that may ask the API, and send nothing to streams.
-_REVOKED: Final = """
-no_auth_user: everybody
-authorization { users: [ { user: everybody, password: unused, permissions: {
-    publish: { allow: ["$JS.API.>", "$JS.ACK.>", "_INBOX.>"] }, subscribe: ">" } } ] }
-"""
 
 
 def _freeze(under_test: BrokerUnderTest) -> Fault:
@@ -35,19 +29,6 @@ def _restart(under_test: BrokerUnderTest) -> Fault:
         runtime.process.wait(runtime.independent.version, START)
 
     return Fault("restart", runtime.process.kill, end)
-
-
-def _permission_revoked(under_test: BrokerUnderTest) -> Fault:
-    runtime: Any = under_test.runtime
-    before = runtime.config.read_text()
-
-    def configure(text: str) -> None:
-        """Have the server read another configuration, and wait until it has."""
-        runtime.config.write_text(text)
-        os.kill(runtime.process.pid, signal.SIGHUP)
-        runtime.wait_for_reload()
-
-    return Fault("permission-revoked", lambda: configure(before + _REVOKED), lambda: configure(before))
 
 
 def _queue_deleted(under_test: BrokerUnderTest) -> Fault:
@@ -83,7 +64,6 @@ def _dead_letters_full(under_test: BrokerUnderTest) -> Fault:
 FAULTS: Final[Mapping[str, Make]] = {
     "freeze": _freeze,
     "restart": _restart,
-    "permission-revoked": _permission_revoked,
     "queue-deleted": _queue_deleted,
     "dead-letters-deleted": _dead_letters_deleted,
     "dead-letters-full": _dead_letters_full,

@@ -28,7 +28,7 @@ BROKER_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "memory-alarm": ("rabbitmq",),
     "throttled": ("servicebus", *SENT_TO),
     "locked": ("sqlite",),
-    "permission-revoked": ("kafka", "rabbitmq", "servicebus", "nats"),
+    "permission-revoked": ("kafka", "rabbitmq", "servicebus"),
     "queue-deleted": QUEUES,
     "dead-letters-deleted": NETWORKED,
     "dead-letters-full": ("kafka", "rabbitmq", "servicebus", "sqlite", "nats"),

@@ -48,11 +48,6 @@ class Process:
         self.start()
         atexit.register(self.close)
 
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
     def start(self) -> None:
         """Start the process, or restart it with the same arguments. Call `wait` until it is ready."""
         with self.log.open("ab") as log:

@@ -300,15 +300,12 @@ class NatsRuntime(Runtime):
         *,
         options: Mapping[str, str] | None = None,
         process: Process | None = None,
-        config: Path | None = None,
         client: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind = kind
         self.options = options or {}
         self.process = process
-        self.config = config
         self.wrong_login: Mapping[str, str] | None = None
-        self._reloads = 0
         self._address = address
         self.independent = Independent(",".join(address.servers), **{**_login(self.options), **(client or {})})
         self.description = f"nats-server at {address.hosts[0][0]}"
@@ -321,17 +318,6 @@ class NatsRuntime(Runtime):
 
     def place(self) -> NatsPlace:
         return NatsPlace(self, self.fresh_name("conformance"))
-
-    def wait_for_reload(self) -> None:
-        """Wait until the server has read its configuration again, after SIGHUP."""
-        if self.process is None:
-            raise CannotShow("a reload: this server was not started here")
-        told = self._reloads
-        self.process.wait(lambda: self._count_reloads() > told, START)
-        self._reloads = self._count_reloads()
-
-    def _count_reloads(self) -> int:
-        return 0 if self.process is None else self.process.log.read_text(errors="replace").count("Reloaded server")
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -397,7 +383,7 @@ def start_server(scratch: Path, configuration: str = "", **client: Any) -> NatsR
     config.write_text("\n".join(lines))
     process = Process([path, "-c", str(config)], scratch / "nats.log")
     address = Address(((HOST, port),), "orders", "orders")
-    runtime = NatsRuntime("embedded", address, process=process, config=config, client=client)
+    runtime = NatsRuntime("embedded", address, process=process, client=client)
     process.wait(runtime.independent.version, START)
     runtime.description = f"nats-server {runtime.independent.version()}, a process of this host"
     return runtime
