@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import redelivery
 from redelivery import cli
 from redelivery.cli import plugins as command
 from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities, Limits, Support
@@ -310,3 +312,57 @@ with patch("redelivery.kit.clients.find_spec", lambda name: None if name in name
     named = {"kafka": "confluent_kafka", "nats": "nats", "rabbitmq": "pika"}
     named |= {"servicebus": "azure.servicebus", "sqs": "boto3"}
     assert failed == {name: f"ModuleNotFoundError: No module named {each!r}" for name, each in named.items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["dead-leters", "list", "x"],
+            "redelivery: error: unknown command 'dead-leters'; did you mean 'dead-letters'?",
+        ),
+        (["dead-letters", "lst", "x"], "redelivery dead-letters: error: unknown command 'lst'; did you mean 'list'?"),
+        (["it's"], """redelivery: error: unknown command "it's"; known are: apply, dead-letters, """),
+    ],
+)
+def test_a_mistyped_command_names_the_nearest_one(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == cli.FAILED
+    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+
+
+@pytest.mark.parametrize("arguments", [[], ["dead-letters"]])
+def test_without_a_command_its_help_is_shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == cli.FAILED
+    told = capsys.readouterr().err
+    assert "show this help message" in told
+    assert "error:" not in told
+
+
+def test_the_package_shows_its_own_names_and_no_others() -> None:
+    """As completion shows them in a shell or a notebook; each can be used without another import."""
+    text = """
+import redelivery
+print(*(name for name in dir(redelivery) if not name.startswith("_")))
+print(redelivery.__version__, redelivery.spark.deliver.__name__, redelivery.errors.Fatal.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    names, used = done.stdout.splitlines()
+    assert set(names.split()) == {*redelivery.__all__, "contract", "errors", "kit", "spark"}
+    assert used == f"{version('redelivery-core')} deliver Fatal"
+
+
+def test_a_report_is_a_line_in_a_log_and_a_table_in_a_notebook() -> None:
+    report = redelivery.DeliveryReport(rows=3, dead_lettered=1, primary="x:<y>", run="r")
+    report.at("x:<y>").delivered = 2
+    report.because("TOO_LARGE (<413>)")
+    assert str(report).startswith("run r: 3 rows: 2 delivered to x:<y>, 1 dead-lettered, 0 skipped")
+    assert str(report).endswith("; 1 for TOO_LARGE (<413>)")
+    table = report._repr_html_()
+    assert "<th>delivered to x:&lt;y&gt;</th><td>2</td>" in table
+    assert "<th>for TOO_LARGE (&lt;413&gt;)</th><td>1</td>" in table

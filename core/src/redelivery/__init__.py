@@ -60,13 +60,23 @@ _HOMES: Final = {
 }
 
 
+#: Packages that programs name: `redelivery.spark.deliver`.
+_PACKAGES: Final = ("contract", "errors", "kit", "spark")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        found = import_module("importlib.metadata").version("redelivery-core")
+    elif name in _HOMES:
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, "__version__", *__all__, *_PACKAGES})

@@ -8,15 +8,18 @@ module must not know what a subcommand does.
 from __future__ import annotations
 
 import argparse
+import ast
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Container, Sequence
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from redelivery.base.secrets import redact, refuse_password
+from redelivery.base.urls import unknown
 from redelivery.cli.output import SHOWN_TO_ALL, HarmlessFormatter, say
 from redelivery.errors import Declined, RedeliveryError
 from redelivery.telemetry.current import configure
@@ -31,6 +34,10 @@ UNREAD = 141
 INTERRUPTED = 130
 
 
+#: How argparse says that a command does not exist.
+_NO_CHOICE: Final = re.compile(
+    r"argument (?:COMMAND|WHAT): invalid choice: ('.*'|\".*\") \(choose from (.*)\)", re.DOTALL
+)
 #: The subcommands: module, the function that adds their arguments, help, description.
 _COMMANDS: Final = {
     "plugins": (
@@ -96,6 +103,20 @@ _COMMANDS: Final = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest command in place of all, and shows its help where no command is given at all."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = _NO_CHOICE.fullmatch(message)
+        if message.endswith(("required: COMMAND", "required: WHAT")):
+            self.print_help(sys.stderr)
+            self.exit(FAILED)
+        if wrong is not None:
+            known = [each.strip("'\" ") for each in wrong[2].split(",")]
+            message = str(unknown("command", ast.literal_eval(wrong[1]), known))
+        super().error(message)
+
+
 class _Version(argparse.Action):
     """`--version`: looked up only when it is asked for."""
 
@@ -158,7 +179,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 def _parser(called: Container[str | None]) -> argparse.ArgumentParser:
     """Return the parser with every subcommand, and the arguments of those that are called."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="redelivery", description="Write from PySpark to any message broker, and account for every row."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")

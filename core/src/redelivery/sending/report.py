@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from redelivery.contract.spec import DeliverySpec
@@ -70,6 +71,27 @@ class DeliveryReport:
     sink_requests: int = 0
     sink_failures: int = 0
     last_error_ms: int | None = None
+
+    def __str__(self) -> str:
+        """Return one line, as a log has it."""
+        ambiguous = f"{self.ambiguous} attempts ambiguous, " if self.ambiguous else ""
+        reasons = "".join(f"; {count} for {reason}" for reason, count in self.reasons.most_common(5))
+        return (
+            f"run {self.run}: {self.rows} rows: {self.delivered} delivered to {self.primary}, "
+            f"{self.dead_lettered} dead-lettered, {self.skipped} skipped, {self.retried} retried, "
+            f"{ambiguous}in {self.seconds:.1f} s{reasons}"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a table, as a notebook shows it."""
+        lines = [("rows", self.rows), (f"delivered to {self.primary}", self.delivered)]
+        lines += [("dead-lettered", self.dead_lettered), ("skipped", self.skipped), ("retried", self.retried)]
+        lines += [
+            ("attempts ambiguous", self.ambiguous),
+            *((f"for {name}", n) for name, n in self.reasons.most_common()),
+        ]
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{count:,}</td></tr>" for name, count in lines)
+        return f"<table><caption>run {escape(self.run)}, {self.seconds:.1f} s</caption>{cells}</table>"
 
     @property
     def delivered(self) -> int:

@@ -283,7 +283,7 @@ def finish(
             "spark.speculation is on: a task that runs twice sends its rows twice (under the same ids); "
             "switch it off for jobs that write messages"
         )
-    log.info("%s", summary(report))
+    log.info("%s", report)
     if job.settings.report_path:
         _write({**(about or {}), **report.to_dict()}, report_file(Path(job.settings.report_path), report.run))
     observing.count(report, job.settings.url, job.settings.client)
@@ -299,17 +299,6 @@ def finish(
         )
     )
     return report
-
-
-def summary(report: DeliveryReport) -> str:
-    """Return a report as one line for a log."""
-    ambiguous = f"{report.ambiguous} attempts ambiguous, " if report.ambiguous else ""
-    reasons = "".join(f"; {count} for {reason}" for reason, count in report.reasons.most_common(5))
-    return (
-        f"run {report.run}: {report.rows} rows: {report.delivered} delivered to {report.primary}, "
-        f"{report.dead_lettered} dead-lettered, {report.skipped} skipped, {report.retried} retried, "
-        f"{ambiguous}in {report.seconds:.1f} s{reasons}"
-    )
 
 
 def refuse_one_host(url: str, master: str | None, *, shared_mount: bool) -> None:

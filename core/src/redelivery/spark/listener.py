@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from redelivery.sending.report import DeliveryReport
-from redelivery.spark.job import report_file, summary
+from redelivery.spark.job import report_file
 from redelivery.spark.observing import count
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class DeliveryListener(StreamingQueryListener):
     ) -> None:
         super().__init__()
         self._folder = Path(reports)
-        self._show = show or (lambda report: log.info("%s", summary(report)))
+        self._show = show or (lambda report: log.info("%s", report))
         self._publish = publish
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name

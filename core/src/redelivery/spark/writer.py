@@ -20,7 +20,7 @@ from redelivery.base.urls import redact
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.sending.report import DeliveryReport
 from redelivery.spark.features import StreamArrowWriter, refuse_limit
-from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight, summary
+from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight
 from redelivery.spark.lineage import SETTINGS
 from redelivery.spark.options import read_read_options, read_write_options
 from redelivery.spark.redelivered import Redelivered
@@ -232,7 +232,7 @@ def _abort_warning(done: list[TaskDone], tasks: int, job: Job, run: str) -> str:
         return f"the write of run {run} to {where} failed; {unknown}"
     report = DeliveryReport.total([each.report for each in done], run=run)
     report.primary = report.primary or where
-    known = f"what its finished tasks delivered stays delivered: {summary(report)}"
+    known = f"what its finished tasks delivered stays delivered: {report}"
     return f"the write failed; {known}" + (f"; {unknown}" if failed else "")
 
 
