@@ -5,7 +5,7 @@ named on its command line, or the default ones::
 
     python3 noxfile.py demo
     python3 noxfile.py
-    python3 noxfile.py plugin -- sqlite      # arguments after `--` go to the session
+    python3 noxfile.py wheels -- sqlite      # arguments after `--` go to the session
 
 Sessions install the versions in `constraints.txt` into environments in `.nox`, which later runs reuse.
 """
@@ -127,7 +127,7 @@ import nox  # noqa: E402 - a script has no nox yet
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "docs", "tests", "spark", "faults", "seeds", "simulate", "stranger"]
+nox.options.sessions = ["lint", "types", "docs", "tests", "spark", "faults", "seeds", "simulate", "wheels", "stranger"]
 
 #: A third-party plugin, outside the workspace like that of any other author.
 STRANGER = "examples/third_party_plugin"
@@ -156,11 +156,31 @@ DISTRIBUTIONS = [
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")
 #: Spark's source is half a gigabyte. With some indexes an installer cannot cache its build, so it is built here.
-WHEELS = ROOT / ".nox" / "wheels"
+WHEELS = ROOT / ".nox" / "built"
+#: Our own wheels and source distributions, as `wheels` builds them.
+DIST = ROOT / ".nox" / "dist"
+#: Modules of core that need the extra of this name.
+NEED_EXTRAS = {
+    "ui": ["redelivery.ui"],
+    "watch": ["redelivery.watch"],
+    "spark": ["redelivery.spark", "pyspark_redelivery"],
+}
+#: The plugins that `redelivery` brings without an extra.
+EMBEDDED = ["file", "sqlite"]
+#: Tests of what is installed: of each layer some, with all of a plugin.
+TRY_WHEELS = [
+    "plugins/sqlite/tests",
+    "core/tests/test_cli_letters.py",
+    "core/tests/test_cli_run.py",
+    "core/tests/test_completion.py",
+    "core/tests/test_subscription.py",
+    "core/tests/ui/test_ui_pages.py",
+]
 #: The passed tests: one folder per session, recreated by each run. `seeds` reads them.
 PASSED = ROOT / ".nox" / "passed"
 #: Without deadlines for single examples, which would only measure how busy the machine is.
 PYTEST = ["pytest", "--hypothesis-profile=ci", "--durations=15", "--durations-min=1"]
+FROM_WHEELS = ["-m", *PYTEST, "-p", "no:cacheprovider"]
 NO_SPARK = ["-m", "not spark"]
 #: The page in a real browser: a separate process, which waits more than it computes.
 BROWSER = "core/tests/ui/browser"
@@ -187,18 +207,27 @@ ALL_VERSIONS = "--all-versions"
 def install(session: nox.Session, *what: str, groups: tuple[str, ...] = (), spark: str = "") -> None:
     """Install packages and dependency groups in the versions of `constraints.txt`; `spark` pins another Spark."""
     wanted = nox.project.dependency_groups(GROUPS, *groups) if groups else ()
-    by_uv = getattr(session.virtualenv, "venv_backend", "") == "uv"
-    pins = pinned("session", built="pyspark", spark=spark) if by_uv else pinned("plain", spark=spark)
+    options = _pins(session, *what, spark=spark)
+    # Without this uv installs the workspace's packages as editable, even if they are named here as not editable.
+    session.install(*options, *what, *wanted, env={"UV_NO_SOURCES": "1"})
+
+
+def _by_uv(session: nox.Session) -> bool:
+    return getattr(session.virtualenv, "venv_backend", "") == "uv"
+
+
+def _pins(session: nox.Session, *what: str, spark: str = "") -> list[str]:
+    """Return the installer's options for the pinned versions. Build Spark's wheel where `what` needs it."""
+    pins = pinned("session", built="pyspark", spark=spark) if _by_uv(session) else pinned("plain", spark=spark)
     options = ["--constraint", str(pins)]
     found = re.search(r"^pyspark==[^ \n]+", pins.read_text(encoding="utf-8"), re.MULTILINE)
-    if any("[spark]" in each for each in what) and found:
+    if found and any(re.search(r"\[.*\bspark\b.*\]", each) for each in what):
         if not list(WHEELS.glob(f"{found[0].replace('==', '-')}-*.whl")):
             session.install(*options, "pip")
             source = ["--requirement", str(pinned("spark", only="pyspark", spark=spark))]  # by its hash
             session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), *source)
         options += ["--find-links", str(WHEELS)]
-    # Without this uv installs the workspace's packages as editable, even if they are named here as not editable.
-    session.install(*options, *what, *wanted, env={"UV_NO_SOURCES": "1"})
+    return options
 
 
 def install_project(session: nox.Session, *groups: str) -> None:
@@ -502,18 +531,49 @@ def faults(session: nox.Session) -> None:
     side_by_side(session, [Run("faults", [*short, name], _newest()) for name in of], slots=3)
 
 
-@nox.session(reuse_venv=False)
-def plugin(session: nox.Session) -> None:
-    """`-- NAME`: that plugin alone with core, in a fresh environment, built and not editable; then its tests."""
-    name, *rest = session.posargs or [""]
-    folder = _plugin(session, name)
-    install(session, "./core", f"./{folder}")
-    session.run("redelivery", "plugins")
-    found = f"from redelivery.registry import installed as r; assert list(r().plugins) == [{name!r}], r()"
-    session.run("python", "-c", found)
-    standin = [f"./{folder}/standin"] if name in STANDINS else []
-    install(session, "./core", "./conformance_tests", f"./{folder}[testing]", *standin, groups=("test",))
-    session.run(*PYTEST, *NO_SPARK, *_tests(name), *rest)
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Every distribution, built and tried from its wheel: each plugin alone, each extra, without Spark and with it.
+
+    Tests run against what is installed, too. `-- NAME` tries one plugin alone and runs all its tests.
+    """
+    install(session, "build", "hatchling", "uv")
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run("python", ".ci/distributions.py", str(DIST))
+    if session.posargs:
+        name, *rest = session.posargs
+        _plugin(session, name)
+        python = _fresh(session, f"{name}-tests", *_tested(name), groups=("test",))
+        runs = [_alone(session, name), Run("wheels", [python, *FROM_WHEELS, *NO_SPARK, *_tests(name), *rest])]
+        side_by_side(session, runs)
+        return
+    tried = {"core": ("redelivery-core", ["ui", "watch", "spark"], ["--plugins"])}
+    tried["redelivery"] = ("redelivery", ["ui", "watch", "spark"], ["--use", "--plugins", *EMBEDDED])
+    tried |= {
+        extra: (f"redelivery[{extra}]", [each for each in NEED_EXTRAS if each != extra], ["--plugins", *EMBEDDED])
+        for extra in ("ui", "watch")
+    }
+    tried["whole"] = (_whole(), [], ["--spark", "--plugins", *PLUGINS])
+    runs = [_tried(session, name, *each) for name, each in tried.items()] + [_alone(session, name) for name in PLUGINS]
+    python = _fresh(session, "tests", "redelivery[ui,watch]", *_tested("sqlite"), *_tested("file"), groups=("test",))
+    runs.append(Run("wheels", [python, *FROM_WHEELS, *NO_SPARK, *TRY_WHEELS]))
+    side_by_side(session, sorted(runs, key=lambda run: "pytest" not in run.command), slots=2)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """A release in `.nox/release`: built twice, checked, with SBOM, hashes and provenance. It uploads nothing.
+
+    `-- --draft` makes one of a tree that is not ready; `-- --upload REPOSITORY` uploads it (CONTRIBUTING.md).
+    """
+    install(session, "uv", groups=("release",))
+    # The SBOM lists what `redelivery` with every extra installs.
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run("python", ".ci/distributions.py", str(DIST))
+    python = _fresh(session, "release", _whole())
+    out = ROOT / ".nox" / "release"
+    shutil.rmtree(out, ignore_errors=True)
+    session.run("python", ".ci/release.py", str(out), python, *session.posargs)
 
 
 @nox.session(reuse_venv=False)
@@ -595,6 +655,50 @@ def _is_python(path: str, version: str) -> bool:
     """Whether a command is this Python: one of pyenv's may only say that the version is not chosen."""
     command = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() == version
+
+
+def _fresh(session: nox.Session, name: str, *what: str, groups: tuple[str, ...] = ()) -> str:
+    """Make an environment in `.nox/tried`, with our distributions from the wheels in `DIST`; return its Python."""
+    folder = ROOT / ".nox" / "tried" / name
+    python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+    wanted = [*what, *(nox.project.dependency_groups(GROUPS, *groups) if groups else ())]
+    options = ["--quiet", *_pins(session, *what), "--find-links", str(DIST), *wanted]
+    if _by_uv(session):
+        session.run(
+            "uv", "venv", "--quiet", "--clear", "--python", str(session.virtualenv.bin) + "/python", str(folder)
+        )
+        # uv remembers a local wheel by its name.
+        ours = {each.name.partition("-")[0].replace("_", "-") for each in DIST.glob("*.whl")}
+        fresh = [option for each in sorted(ours) for option in ("--refresh-package", each)]
+        session.run("uv", "pip", "install", "--python", python, *fresh, *options, env={"UV_NO_SOURCES": "1"}, log=False)
+    else:
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        session.run(python, "-m", "pip", "install", *options, external=True, log=False)
+    return python
+
+
+def _tried(session: nox.Session, name: str, what: str, without: list[str], arguments: list[str]) -> Run:
+    """Return the trial of an environment with these packages; `without` these folders of core that need an extra."""
+    java = () if "--spark" not in arguments or shutil.which("java") or "JAVA_HOME" in os.environ else ("java",)
+    python = _fresh(session, name, what, groups=java)
+    missing = [each for folder in without for each in NEED_EXTRAS[folder]]
+    packages = [f"redelivery_{each}.testing" for each in arguments if each in PLUGINS]
+    return Run(
+        "wheels", [python, "-I", ".ci/try_installed.py", str(DIST), *arguments, "--without", *missing, *packages]
+    )
+
+
+def _alone(session: nox.Session, name: str) -> Run:
+    return _tried(session, f"{name}-alone", f"redelivery-{name}", list(NEED_EXTRAS), ["--plugins", name])
+
+
+def _whole() -> str:
+    return f"redelivery[{','.join([*NEED_EXTRAS, 'lineage', *(name for name in PLUGINS if name not in EMBEDDED)])}]"
+
+
+def _tested(name: str) -> list[str]:
+    standin = [f"redelivery-{name}-standin"] if name in STANDINS else []
+    return [f"redelivery-{name}[testing]", "redelivery-conformance", *standin]
 
 
 def _typed() -> list[str]:

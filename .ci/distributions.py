@@ -10,11 +10,13 @@ licences, and nothing else; a source distribution what is needed to build the wh
 
 from __future__ import annotations
 
+import os
 import sys
 import tarfile
 import tempfile
 import tomllib
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from itertools import chain
@@ -85,7 +87,7 @@ def build(found: list[Distribution], out: Path) -> None:
     import build as frontend  # noqa: PLC0415 - the tests of the checks need no frontend
     from pyproject_hooks import quiet_subprocess_runner  # noqa: PLC0415
 
-    for each in found:
+    def one(each: Distribution) -> None:
         builder = frontend.ProjectBuilder(each.folder, runner=quiet_subprocess_runner)
         builder.build("sdist", out)
         builder.build("wheel", out)
@@ -96,6 +98,10 @@ def build(found: list[Distribution], out: Path) -> None:
             frontend.ProjectBuilder(again / each.stem, runner=quiet_subprocess_runner).build("wheel", again)
             if each.wheel(again).read_bytes() != each.wheel(out).read_bytes():
                 raise Refused(f"{each.stem}: its source distribution makes another wheel than its folder")
+
+    out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, found))
 
 
 def check(found: list[Distribution], out: Path) -> None:
@@ -120,7 +126,7 @@ def _check_wheel(each: Distribution, out: Path) -> None:
         _same(path.name, names, files.keys() | {f"{info}/{name}" for name in made})
         if changed := sorted(name for name, source in files.items() if archive.read(name) != source.read_bytes()):
             raise Refused(f"{path.name}: not as in the repository: {', '.join(changed)}")
-        if told := sorted(name for name in names if str(ROOT).encode() in archive.read(name)):
+        if told := sorted(name for name in names if str(each.folder).encode() in archive.read(name)):
             raise Refused(f"{path.name}: a path of this machine is in {', '.join(told)}")
         metadata = HeaderParser().parsestr(archive.read(f"{info}/METADATA").decode())
     if untyped := sorted(f"{name}/py.typed" for name in _packages(each) if f"{name}/py.typed" not in names):
