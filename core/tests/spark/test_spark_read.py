@@ -99,7 +99,7 @@ def test_the_target_of_a_signed_letter_is_a_column_and_no_header_of_another_coun
     deliver(orders.where("id = 'id0'"), shelf.url(), deadLetterSink="native", letterKey=f"file:{keys[1]}")
     deliver(orders.where("id = 'id2'"), shelf.url(), deadLetterSink="native")
     found = letters(spark, shelf.url(), letterKey=",".join(f"file:{each}" for each in keys)).collect()
-    told = {row["value"]: (row["destination"], row["_error"]["kind"], row["_error"]["target"]) for row in found}
+    told = {bytes(row["value"]): (row["destination"], row["_error"]["kind"], row["_error"]["target"]) for row in found}
     assert told == {b"permanent 0": ("to0", "permanent", "to0"), b"permanent 2": (None, "unsigned", None)}
 
 
@@ -175,7 +175,7 @@ def test_a_number_that_no_column_holds_is_null_and_harms_no_neighbour(spark, tmp
         with connect(f"{url}-dead-letters") as broker, broker.sender() as sender:
             sender.send(Batch.of([Message(value=value, headers=headers)]), deadline=time.monotonic() + 10)
             assert sender.collect(5.0)[0].error is None
-    found = {row["value"]: row["_error"]["attempts"] for row in letters(spark, url).collect()}
+    found = {bytes(row["value"]): row["_error"]["attempts"] for row in letters(spark, url).collect()}
     assert found == {b"good": None, b"forged": None}
 
 
