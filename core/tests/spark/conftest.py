@@ -26,11 +26,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
-#: For short jobs: no compiler that only pays off after minutes, no threads for a large heap. Any free port for Connect.
+#: For short jobs: no compiler that only pays off after minutes, no threads for a large heap.
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 DEFAULTS = f"""
 spark.ui.showConsoleProgress false
-spark.connect.grpc.binding.port 0
 spark.sql.shuffle.partitions 2
 spark.executor.memory 512m
 spark.driver.extraJavaOptions {JVM}
