@@ -137,6 +137,9 @@ def test_http_the_content_type_of_rows_without_one_can_be_set() -> None:
         "Content-Length",
         "transfer-encoding",
         "X-Forwarded-For",
+        "x_forwarded_for",
+        "Content_Length",
+        "X-HTTP-Method",
         "Proxy-Authorization",
     ],
 )

@@ -41,6 +41,13 @@ def test_http_a_failure_behind_which_the_event_may_be_stored_is_ambiguous(status
     assert isinstance(raised(status), Ambiguous)
 
 
+@pytest.mark.parametrize("status", [600, 900, 999])
+def test_http_a_status_that_no_standard_has_is_a_failure_of_the_server(status: int) -> None:
+    error = raised(status)
+    assert isinstance(error, Ambiguous)
+    assert error.code is Code.UNAVAILABLE
+
+
 @pytest.mark.parametrize("status", [400, 413, 415, 422, 431, 451])
 def test_http_a_refused_batch_blames_no_event(status: int) -> None:
     assert isinstance(raised(status, rows=2), Unattributed)

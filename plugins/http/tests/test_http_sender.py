@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -20,7 +21,7 @@ from redelivery.errors import (
     Unattributed,
 )
 from redelivery.registry import connect
-from redelivery_http.testing.server import Reply, Server
+from redelivery_http.testing.server import LONGEST, Reply, Server
 
 
 @pytest.fixture
@@ -169,6 +170,91 @@ def test_http_the_urls_path_which_may_be_a_webhooks_secret_is_in_no_error(server
     (error,) = post(f"{server.url}/hooks/T0P/s3cr3t", b"v")
     assert isinstance(error, Fatal)
     assert "s3cr3t" not in str(error)
+
+
+def dripping(first: bytes, drop: bytes) -> tuple[str, threading.Event, list[int]]:
+    """Return the URL of a server that answers its first request drop by drop without end, and any other at once."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    end, seen = threading.Event(), [0]
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            seen[0] += 1
+            if seen[0] > 1:
+                connection.sendall(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                return
+            connection.sendall(first)
+            while not end.wait(0.05):
+                connection.sendall(drop)
+
+    def serve() -> None:
+        with listener, suppress(OSError):
+            listener.settimeout(LONGEST)
+            while not end.is_set():
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/a", end, seen
+
+
+@pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+        (b"HTTP/1.1 202 Accepted\r\n", b"x"),
+        (b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"x"),
+    ],
+)
+def test_http_an_answer_without_end_keeps_no_thread_beyond_its_time(first: bytes, drop: bytes) -> None:
+    url, end, seen = dripping(first, drop)
+    with connect(url, {"http.concurrency": "1"}) as broker, broker.sender() as sender:
+        for number, seconds in ((1, 0.5), (2, 8.0)):
+            deadline = time.monotonic() + seconds
+            sender.send(Batch.of([Message(value=b"v")], number=number), deadline=deadline)
+            while not (settled := sender.collect(0.2)):
+                assert time.monotonic() < deadline + 2
+        end.set()
+    assert settled[0].error is None
+    assert not settled[0].failures, "the only thread still reads the first answer"
+    assert seen == [2]
+
+
+def test_http_a_question_before_a_job_ends_though_its_answer_does_not() -> None:
+    url, end, _ = dripping(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n")
+    threading.Timer(10, end.set).start()
+    began = time.monotonic()
+    with connect(url) as broker, broker.sender() as sender, pytest.raises(Retriable):
+        sender.check(deadline=began + 0.3)
+    end.set()
+    assert time.monotonic() - began < 5
+
+
+def test_http_a_taken_row_keeps_its_connection_for_a_moment_only() -> None:
+    url, end, seen = dripping(b"HTTP/1.1 202 Accepted\r\nContent-Length: 9999\r\n\r\n", b"x")
+    assert post(url, b"1", b"2", concurrency="1", seconds=8) == [None, None]
+    end.set()
+    assert seen == [2]
+
+
+def test_http_batches_that_follow_at_once_do_not_wait_for_the_same_idle_thread(server: Server) -> None:
+    until, rows = threading.Event(), 6
+    with connect(f"{server.url}/a") as broker, broker.sender() as sender:
+        sender.send(Batch.of([Message(value=b"v")], number=0), deadline=time.monotonic() + 5)
+        while not sender.collect(0.2):
+            pass
+        while not sender._idle:
+            time.sleep(0.01)
+        server.answer("/a", *[Reply(until=until)] * rows)
+        with sender._to_send:  # so that no thread wakes in between
+            for number in range(1, rows + 1):
+                sender.send(Batch.of([Message(value=b"v")], number=number), deadline=time.monotonic() + 9)
+        end = time.monotonic() + 3
+        while len(server.posted("/a")) <= rows and time.monotonic() < end:
+            time.sleep(0.01)
+        there = len(server.posted("/a"))
+        until.set()
+    assert there == rows + 1
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ _RESERVED: Final = frozenset(
     {
         *("accept-encoding", "authorization", "connection", "content-encoding", "content-length", "cookie", "date"),
         *("expect", "forwarded", "host", "keep-alive", "redelivery", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("user-agent", "via", "x-http-method-override", "x-method-override", "x-original-url", "x-real-ip"),
+        *("user-agent", "via", "x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-real-ip"),
         *("x-rewrite-url",),
     }
 )
@@ -122,10 +122,10 @@ def _text(name: str, value: bytes) -> str | None:
 @lru_cache(maxsize=1024)
 def _kind(name: str) -> str | None:
     """Return whether a header of this name is an attribute of an event, another one, or none that HTTP may have."""
-    lower = name.lower()
-    if not _NAME.fullmatch(name) or lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
+    alike = name.lower().replace("_", "-")  # CGI and WSGI make one name of `X-Forwarded-For` and `x_forwarded_for`
+    if not _NAME.fullmatch(name) or alike in _RESERVED or alike.startswith(_RESERVED_PREFIXES):
         return None
-    return "event" if lower.startswith("ce-") else "text"
+    return "event" if name.lower().startswith("ce-") else "text"
 
 
 def _rest(message: Message, wire: Wire) -> dict[str, Any]:

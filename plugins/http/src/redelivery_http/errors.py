@@ -89,7 +89,7 @@ BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
 def _describe(error: Any) -> ClientError:
     if isinstance(error, Answer):
         paused = error.retry_after if error.status in {429, 503} else 0.0  # Knative heeds it for these two
-        codes = (error.status, f"{error.status // 100}xx")
+        codes = (error.status, f"{min(error.status // 100, 5)}xx")  # beyond 599: as RFC 9110, section 15, wants it
         return ClientError(error.text, codes=codes, name=str(error.status), retry_after=paused)
     # httpx has no class for TLS; OpenSSL's text begins so, also where the server ends the handshake
     is_tls = "[SSL: " in str(error) and "EOF" not in str(error)

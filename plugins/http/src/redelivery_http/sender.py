@@ -65,17 +65,22 @@ class HttpSender(Resource, Sender):
         self._to_send = threading.Condition()
         self._waiting: deque[PendingBatch] = deque()
         self._threads = self._idle = 0
+        self._connections: list[Connection] = []
         self._context: ssl.SSLContext | None = None
 
     def check(self, *, deadline: float) -> None:
         """Ask which methods the resource has. Knative's specification allows that, and no event is sent."""
         self.check_open("looking for")
         connection = self._connection()
+        watch = threading.Timer(max(0.0, deadline - time.monotonic()) + 1, connection.end_if_late)
+        watch.daemon = True
+        watch.start()
         try:
             with TABLE.while_doing(self.doing("looking for"), safe=True):
                 response = connection.request("OPTIONS", self._authorization(), b"", deadline)
                 answer = connection.refusal(response, deadline)
         finally:
+            watch.cancel()
             connection.close()
         if answer.status in _TELLING:
             raise TABLE.error(answer, self.doing("looking for"), safe=True)
@@ -88,12 +93,16 @@ class HttpSender(Resource, Sender):
             self._waiting.append(pending)
             rows = 1 if batch.isolate else self._settings.batch
             requests = -(-batch.length // rows)
-            self._to_send.notify(requests)
-            for _ in range(min(requests - self._idle, self._settings.concurrency - self._threads)):
+            woken = min(requests, self._idle)
+            self._idle -= woken  # here, as they wake later: the next batch must not count on them
+            self._to_send.notify(woken)
+            for _ in range(min(requests - woken, self._settings.concurrency - self._threads)):
                 self._threads += 1
                 threading.Thread(target=self._run, name=f"http-sender-{self._threads}", daemon=True).start()
 
     def collect(self, wait: float) -> Sequence[Settled]:
+        for connection in self._connections:
+            connection.end_if_late()
         return self._in_flight.collect(wait)
 
     def _late(self, sent: SentBatch) -> BrokerError | None:
@@ -112,7 +121,9 @@ class HttpSender(Resource, Sender):
         with TABLE.while_doing(self.doing("preparing a connection to"), safe=True):
             if self._context is None:
                 self._context = tls(self._settings, needed=self._settings.proxy is not None or self._is_https)
-            return Connection(self._address, self._settings, self._context)
+            made = Connection(self._address, self._settings, self._context)
+            self._connections.append(made)  # at most one for each thread, and one for each check
+            return made
 
     @property
     def _is_https(self) -> bool:
@@ -134,7 +145,6 @@ class HttpSender(Resource, Sender):
                             return
                         self._idle += 1
                         self._to_send.wait()
-                        self._idle -= 1
                 pending, rows = taken
                 try:
                     connection = self._connection() if connection is None else connection
@@ -212,6 +222,8 @@ class HttpSender(Resource, Sender):
                 self._fail(pending, rows, connection.refusal(response, pending.deadline))
         except Exception as error:  # noqa: BLE001 - whatever it is, these rows failed with it
             self._fail(pending, rows, error)
+        finally:
+            connection.finished()
 
     def _fail(self, pending: PendingBatch, rows: Sequence[int], error: object) -> None:
         """Settle rows as failed; a row that is settled already stays so."""

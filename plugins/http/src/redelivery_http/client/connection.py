@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 
@@ -23,6 +24,12 @@ from redelivery_http.options import Settings
 #: Bytes of an answer that are read: of a refusal the beginning, for its text; else what keeps the connection.
 _REFUSAL: Final = 2048
 _REST: Final = 65_536
+#: Seconds that the body of an answer is waited for. The status has said it all, and the next row wants the connection.
+_PATIENCE: Final = 1.0
+#: Seconds by which a request may pass its time before its connection is ended: its own timeouts come first.
+_GRACE: Final = 0.2
+#: Events of the transport that bring another stream.
+_CONNECTED: Final = (".connect_tcp.complete", ".start_tls.complete")
 #: Seconds that an idle connection is kept: fewer than most servers keep it.
 _IDLE: Final = 4.0
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
@@ -73,6 +80,8 @@ class Connection:
             limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_IDLE),
             proxy=_proxy(settings.proxy, context),
         )
+        self._stream: Any = None
+        self._until: float | None = None
 
     def request(self, method: str, headers: Headers, body: bytes, until: float) -> httpx2.Response:
         """Send a request and return the answer's head; then call `refusal` or `drain`.
@@ -87,23 +96,45 @@ class Connection:
             httpx2.TransportError
         """
         left = max(0.001, until - time.monotonic())
+        timeouts = {"connect": min(self._connect_timeout, left), "read": left, "write": left, "pool": left}
         own = [(b"Host", self._host), (b"User-Agent", b"redelivery"), (b"Content-Length", b"%d" % len(body))]
         request = httpx2.Request(
             method,
             self._url,
             headers=own + headers,
             stream=httpx2.ByteStream(body),
-            extensions={
-                "target": self._target,
-                "timeout": {
-                    "connect": min(self._connect_timeout, left),
-                    "read": left,
-                    "write": left,
-                    "pool": left,
-                },
-            },
+            extensions={"target": self._target, "timeout": timeouts, "trace": self._trace},
         )
-        return self._transport.handle_request(request)
+        self._until = until
+        try:
+            response = self._transport.handle_request(request)
+        except BaseException:
+            self._until = None
+            raise
+        timeouts["read"] = min(left, _PATIENCE)  # of the body
+        self._until = min(until, time.monotonic() + _PATIENCE)
+        return response
+
+    def finished(self) -> None:
+        """Note that nothing is under way, so that `end_if_late` ends nothing."""
+        self._until = None
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith(_CONNECTED):
+            self._stream = info["return_value"]
+
+    def end_if_late(self) -> None:
+        """End the connection if a request has passed its time. Any thread may call it.
+
+        The client's timeouts are those of one read or write: an answer that comes byte by byte, or `1xx` after `1xx`,
+        would keep a thread forever.
+        """
+        until, stream = self._until, self._stream
+        if until is None or stream is None or time.monotonic() < until + _GRACE:
+            return
+        with suppress(OSError):  # it is closed
+            # of `ssl`'s own `shutdown` the other thread might go on in plain text
+            socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
     @staticmethod
     def refusal(response: httpx2.Response, until: float) -> Answer:
@@ -138,6 +169,7 @@ def _proxy(url: str | None, context: ssl.SSLContext) -> httpx2.Proxy | None:
 def _parts(response: httpx2.Response, most: int, until: float) -> Iterator[bytes]:
     """Return the parts of a body, as far as it comes: the status has said it all."""
     read = 0
+    until = min(until, time.monotonic() + _PATIENCE)
     with suppress(httpx2.TransportError):
         try:
             for part in response.stream:  # type: ignore[union-attr]
