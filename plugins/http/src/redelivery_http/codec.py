@@ -30,8 +30,8 @@ _RESERVED: Final = frozenset(
     {
         *("accept-encoding", "authorization", "connection", "content-encoding", "content-length", "cookie", "date"),
         *("expect", "forwarded", "host", "keep-alive", "redelivery", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("user-agent", "via", "x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-real-ip"),
-        *("x-rewrite-url",),
+        *("user-agent", "via", "x-http-method", "x-http-method-override", "x-method-override", "x-original-url"),
+        *("x-real-ip", "x-rewrite-url"),
     }
 )
 _RESERVED_PREFIXES: Final = ("proxy-", "sec-", "x-forwarded-")
