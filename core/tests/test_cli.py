@@ -322,7 +322,7 @@ with patch("redelivery.kit.clients.find_spec", lambda name: None if name in name
             "redelivery: error: unknown command 'dead-leters'; did you mean 'dead-letters'?",
         ),
         (["dead-letters", "lst", "x"], "redelivery dead-letters: error: unknown command 'lst'; did you mean 'list'?"),
-        (["it's"], """redelivery: error: unknown command "it's"; known are: apply, dead-letters, """),
+        (["it's"], """redelivery: error: unknown command "it's"; known are: apply, completion, """),
     ],
 )
 def test_a_mistyped_command_names_the_nearest_one(

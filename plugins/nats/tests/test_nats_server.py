@@ -22,6 +22,7 @@ from redelivery_nats.address import Address
 from redelivery_nats.broker import connect
 from redelivery_nats.client import nats_private
 from redelivery_nats.client.nats_private import Client, Nkey
+from redelivery_nats.receiver import NatsReceiver, delivery
 from redelivery_nats.testing import HOST, NatsPlace, NatsRuntime, start_server
 
 SEED = "SUAGMJH5XLGZKQQWAWKRZJIGMOU4HPFUYLXJMXOO5NLFEO2OOQJ5LPRDPM"
@@ -102,14 +103,14 @@ class TestAdvisories:
             assert letters.purge() == 1
         assert [each.value for each in place.stored()] == [b"waiting"]
 
-    @pytest.mark.parametrize("kind", ["another-stream", "no-json", "gone", "no-number", "younger"])
+    @pytest.mark.parametrize("kind", ["another-stream", "no-json", "gone", "no-number", "younger", "another-consumer"])
     def test_one_that_points_nowhere_is_unresolved_and_harms_nothing(self, place: NatsPlace, kind: str) -> None:
         """Anyone who may publish there may have written it."""
         broker = opened(place)
         told: dict[str, Any] = {
             "type": "io.nats.jetstream.advisory.v1.max_deliver",
             "stream": "payroll" if kind == "another-stream" else place.stream,
-            "consumer": "redelivery",
+            "consumer": "\ud800" if kind == "another-consumer" else "redelivery",
             "stream_seq": {"gone": 99, "no-number": "1"}.get(kind, 1),
             "deliveries": 3,
         }
@@ -143,6 +144,36 @@ class TestAdvisories:
 
 
 class TestLetters:
+    def test_letters_that_the_stream_keeps_are_not_reported_as_removed(self, place: NatsPlace) -> None:
+        """Else each redrive would send them again."""
+        place.independent.remove(place.letters)
+        place.independent.make(place.letters, deny_delete=True)
+        letters_at = connect(opened(place).native_sink(), {})
+        deliver(letters_at, Message(value=b"v"))
+        with letters_at.dead_letters() as letters:
+            (letter,) = letters.browse()
+            with pytest.raises(BrokerError, match="not permitted"):
+                letters.remove([letter.position])
+
+    def test_an_advisory_stays_where_its_message_cannot_be_removed(self, tmp_path: Path) -> None:
+        allowed = 'publish: {deny: ["$JS.API.STREAM.INFO.orders"]}'
+        users = f"{{user: tests, password: tests}}, {{user: l, password: l, permissions: {{{allowed}}}}}"
+        configuration = f"authorization {{ users: [{users}] }}"
+        login = {"user": "tests", "password": "tests"}
+        with closing(start_server(tmp_path, configuration, **login)) as runtime:
+            broker = connect(runtime.url("orders"), login)
+            with broker.admin() as admin:
+                admin.provision(DeliverySpec())
+            deliver(broker, Message(value=b"v"))
+            told = {"type": "io.nats.jetstream.advisory.v1.max_deliver", "stream": "orders", "consumer": "redelivery"}
+            data = json.dumps({**told, "stream_seq": 1, "deliveries": 3}).encode()
+            runtime.independent.publish(f"{ADVISORY}.orders.redelivery", data, b"NATS/1.0\r\n\r\n")
+            with connect(runtime.url("orders"), {"user": "l", "password": "l"}).dead_letters() as letters:
+                (letter,) = letters.browse()
+                with pytest.raises(Fatal, match=r"STREAM.INFO.orders"):
+                    letters.remove([letter.position])
+                assert len(list(letters.browse())) == 1
+
     def test_positions_and_cursors_of_a_stream_that_was_created_again_name_nothing(self, place: NatsPlace) -> None:
         broker = opened(place)
         letters_at = connect(broker.native_sink(), {})
@@ -223,8 +254,67 @@ class TestLeases:
             receiver.receive(1, wait=1)
         assert caught.value.code is (Code.MISCONFIGURED if change == "push" else Code.NO_SUCH_DESTINATION)
 
+    def test_a_consumer_that_is_deleted_under_a_receiver_is_an_error(self, place: NatsPlace) -> None:
+        async def delete(_: Any, jetstream: Any) -> None:
+            await jetstream.delete_consumer(place.stream, "redelivery")
+
+        with opened(place).receiver() as receiver:
+            assert not receiver.receive(1, wait=0)
+            place.independent.run(delete)
+            with pytest.raises(Fatal) as caught:
+                receiver.receive(1, wait=0)
+        assert caught.value.code is Code.NO_SUCH_DESTINATION
+
+    def test_a_consumer_that_exists_and_does_not_answer_is_waited_for(
+        self, place: NatsPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As while its leader moves: the API knows it, and nobody listens."""
+
+        async def delete(_: Any, jetstream: Any) -> None:
+            await jetstream.delete_consumer(place.stream, "redelivery")
+
+        config = {"ack_policy": "explicit", "ack_wait": 1_000_000_000}
+        monkeypatch.setattr(NatsReceiver, "_api", lambda *_: {"config": config})
+        place.independent.run(delete)
+        with opened(place).receiver() as receiver, pytest.raises(Retriable) as caught:
+            receiver.receive(1, wait=0)
+        assert caught.value.code is Code.UNAVAILABLE
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            "$JS.ACK.orders.7.2.41.5.1700000000.0",
+            "$JS.ACK.hub.acct.orders.7.2.41.5.1700000000.0",
+            "$JS.ACK._.acct.orders.7.2.41.5.1700000000.0.rand",
+            "$JS.ACK._.acct.orders.7.2.41.5.1700000000.0.rand.later",
+        ],
+    )
+    def test_each_form_of_an_acknowledgements_subject_is_read(self, reply: str) -> None:
+        """ADR-15 of NATS: a domain and an account may stand in front, and tokens may follow."""
+        assert delivery(reply) == (2, 41, "1700000000")
+
 
 class TestSending:
+    def test_one_row_that_the_server_finds_too_large_fails_alone(self, tmp_path: Path) -> None:
+        """The server closes the connection at such a message, and every row in flight would be in doubt."""
+        with closing(start_server(tmp_path, "max_payload: 4096")) as runtime, runtime.place() as place:
+            errors = deliver(opened(place), Message(value=b"a"), Message(value=bytes(5000)), Message(value=b"b"))
+            assert [errors[0], errors[2]] == [None, None]
+            assert isinstance(errors[1], Permanent)
+            assert errors[1].code is Code.TOO_LARGE
+
+    def test_one_id_under_two_subjects_is_two_messages(self, place: NatsPlace) -> None:
+        """A stream recognises an id under whatever subject it comes."""
+        place.independent.configure_stream(place.stream, subjects=[place.stream, f"{place.stream}.*"])
+        rows = [Message(value=b"v", id="i", destination=to) for to in (None, f"{place.stream}.a", f"{place.stream}.b")]
+        assert deliver(opened(place), *rows, *rows) == [None] * 6
+        assert [(each.message.destination, each.message.id) for each in received(opened(place), 3)[1]] == [
+            (None, "i"),
+            (f"{place.stream}.a", "i"),
+            (f"{place.stream}.b", "i"),
+        ]
+        assert len(place.stored()) == 3
+
     def test_a_full_stream_is_retriable_and_loses_nothing(self, place: NatsPlace) -> None:
         place.independent.configure_stream(place.stream, max_msgs=2)
         errors = deliver(opened(place), *(Message(value=b"%d" % at) for at in range(4)))
@@ -318,6 +408,17 @@ class TestLogins:
             assert "STREAM.INFO" in str(caught.value)
             assert time.monotonic() - began < 8
 
+    def test_a_user_who_may_have_no_answers_is_told_so(self, tmp_path: Path) -> None:
+        denied = 'subscribe: {deny: ["_INBOX.>"]}'
+        users = f"{{user: u, password: p, permissions: {{{denied}}}}}"
+        configuration = f"no_auth_user: u\nauthorization {{ users: [{users}] }}"
+        with closing(start_server(tmp_path, configuration)) as runtime:
+            for _ in range(3):
+                began, error = time.monotonic(), self.attempt(runtime)
+                assert isinstance(error, Fatal)
+                assert error.code is Code.NOT_AUTHORIZED
+                assert time.monotonic() - began < 5
+
     def test_tls_is_used_where_it_is_asked_for_and_no_login_goes_without(self, tmp_path: Path) -> None:
         authority = trustme.CA()
         paths = [tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem")]
@@ -356,6 +457,18 @@ class TestPlanning:
         assert any("older than 300 s" in each for each in plan.warnings)
         assert [str(each) for item in plan.objects for each in item.differences] == [
             "discard is 'old', not 'new, as it has limits'"
+        ]
+
+    def test_letters_that_nobody_would_keep_are_told(self, place: NatsPlace) -> None:
+        """A stream with the retention `interest` confirms a letter, and keeps none without a consumer."""
+        place.independent.remove(place.letters)
+        place.independent.make(
+            place.letters, retention="interest", subjects=[place.letters, f"{ADVISORY}.{place.stream}.*"]
+        )
+        with opened(place).admin() as admin:
+            plan = admin.plan(DeliverySpec())
+        assert [str(each) for item in plan.objects for each in item.differences] == [
+            "retention is 'interest', not 'limits'"
         ]
 
     def test_a_spec_with_retries_sets_the_servers_own_limit_above_them(self, place: NatsPlace) -> None:

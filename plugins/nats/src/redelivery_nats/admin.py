@@ -121,6 +121,10 @@ class NatsAdmin(Asking, Admin):
         if any(int(config.get(name) or 0) > 0 for name in _LIMITS) and config.get("discard") != "new":
             also.append(Difference("discard", "new, as it has limits", str(config.get("discard"))))
         also += [Difference(name, "false", "true") for name in _FORBIDDEN if config.get(name)]
+        if (
+            wanted["retention"] == "limits" and config.get("retention") == "interest"
+        ):  # without a consumer it keeps none
+            also.append(Difference("retention", "limits", "interest"))
         present = {name: str(config[name]) for name in wanted if name in config}
         return compared("stream", address.stream, wanted, present, only=only, also=also)
 

@@ -43,16 +43,17 @@ def encode(
     *,
     most: int,
     recognised: bool = True,
+    subject: str | None = None,
 ) -> tuple[bytes, bytes]:
     """Return the block of headers, which may be empty, and the payload: of `most` bytes together.
 
-    `recognised`: the server may recognise the message by its id; a letter is recognised by its identity only. Raises
+    `recognised`: the server may recognise the message by its id; a letter is recognised by its identity only.
+    `subject`: a row's own, which is part of what it is recognised by, as a stream takes no notice of it. Raises
     Permanent, code TOO_LARGE.
     """
-    known_by = identity or (id_ if recognised else None)
     ours: dict[str, Any] = {}
     lines: list[bytes] = []
-    name = None if known_by is None else hashed_id(known_by, _is_id)
+    name = _recognised_by(identity or (id_ if recognised else None), subject)
     if name is not None:
         lines.append(f"{ID}: {name}\r\n".encode())
     if name != id_:
@@ -89,6 +90,12 @@ def _check_sizes(block: int, value: int, key: bytes | None, headers: Headers, id
     ):
         if has > limit:
             raise Permanent(f"nats: {what} {has} bytes, and {limit} are the most", code=Code.TOO_LARGE)
+
+
+def _recognised_by(known_by: str | None, subject: str | None) -> str | None:
+    if known_by is None:
+        return None
+    return hashed_id(known_by if subject is None else f"{known_by}\n{subject}", _is_id)
 
 
 def _is_id(text: str) -> bool:
@@ -153,7 +160,7 @@ def decode(block: bytes | None, payload: bytes) -> tuple[Message, str | None]:
             id=None if given is None else _text(given),
             timestamp_ms=_moment(ours.get("timestamp_ms")),
         )
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         found = [*headers, (OURS, packed)]
         why = f"its header {OURS!r} was not written by redelivery-nats: {type(error).__name__}"
         return Message(value=payload, headers=tuple(found), id=id_), why
@@ -167,6 +174,10 @@ def _text(value: object) -> str:
 
 
 def _moment(value: object) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(value)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise OverflowError(value)
     return value

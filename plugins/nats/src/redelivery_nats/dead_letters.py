@@ -22,6 +22,7 @@ from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
 from redelivery.kit.errors import Code
 from redelivery.kit.letters import given_up, undecodable
+from redelivery.kit.plans import none_if_missing
 from redelivery_nats import codec
 from redelivery_nats.address import Address
 from redelivery_nats.admin import MAX_DELIVERIES
@@ -65,13 +66,13 @@ class Death:
     @classmethod
     def of(cls, stored: Stored, source: Address | None) -> Death | str:
         """Read an advisory; return why it points to no message here. Anyone may have written it."""
-        stream = stored.subject[len(MAX_DELIVERIES) + 1 :].partition(".")[0]
+        stream, _, consumer = stored.subject[len(MAX_DELIVERIES) + 1 :].partition(".")
         if source is None or stream != source.stream:
             return f"it is about the stream {stream[:100]!r}, which is not this dead letter stream's own"
         try:
             told = json.loads(stored.message.value or b"")
-            sequence, consumer, count = told["stream_seq"], told["consumer"], told.get("deliveries")
-            valid = told["type"] == _TYPE and told["stream"] == stream and isinstance(consumer, str)
+            sequence, count = told["stream_seq"], told.get("deliveries")
+            valid = (told["type"], told["stream"], told["consumer"]) == (_TYPE, stream, consumer)
         except (ValueError, TypeError, LookupError, RecursionError):
             return "it is not an advisory of a server"
         if not valid or not _is_number(sequence) or not sequence:
@@ -254,8 +255,8 @@ class NatsDeadLetters(Asking, DeadLetters):
         if source is None or not deaths:
             return
         times = {each.sequence: each.time_ms for each in letters}
-        info = self._api_all("removing from", [(f"STREAM.INFO.{source.stream}", None)])[0]
-        if isinstance(info, BrokerError) or info["config"].get("retention") != "workqueue":
+        info = none_if_missing(lambda: self._api("removing from", f"STREAM.INFO.{source.stream}"))
+        if info is None or info["config"].get("retention") != "workqueue":
             return  # other consumers may still want it
         originals = self._originals(list(deaths.values()))
         gone = [

@@ -84,6 +84,8 @@ _STATUSES: Final[Mapping[int, Rule]] = {
     500: _UNSURE,
     503: _NO_STREAM,
 }
+#: The status of a subject that nobody listens to.
+NOBODY: Final = 503
 #: The code of a message that is not, or not any more, in its stream; the second where it was to be removed.
 NO_MESSAGE: Final = frozenset({10037, 10043, 10057})
 

@@ -25,7 +25,7 @@ from redelivery_nats import codec
 from redelivery_nats.address import Address
 from redelivery_nats.client.asking import PATIENCE, Asking, Request
 from redelivery_nats.client.connection import Connection, command, payload_of, stored
-from redelivery_nats.errors import TABLE, StatusError
+from redelivery_nats.errors import NOBODY, TABLE, StatusError
 from redelivery_nats.options import Settings
 
 #: Seconds that one pull waits on the server, and the part of a lease that may pass in it.
@@ -39,8 +39,8 @@ _NANO: Final = 1_000_000_000
 _AT_ONCE: Final = 0.01
 #: Statuses that end a pull without an error: no message, the end of its time.
 _ENDS: Final = frozenset({404, 408})
-#: The tokens of the subject of an acknowledgement, with the account's two of newer servers or without:
-#: $JS.ACK.[domain.account.]STREAM.CONSUMER.DELIVERED.STREAM_SEQUENCE.CONSUMER_SEQUENCE.NANOSECONDS.PENDING[.random]
+#: The tokens of the subject of an acknowledgement that has no domain and no account; others may be longer:
+#: $JS.ACK.[domain.account.]STREAM.CONSUMER.DELIVERED.STREAM_SEQUENCE.CONSUMER_SEQUENCE.NANOSECONDS.PENDING[.random...]
 _SHORT: Final = 9
 
 
@@ -144,17 +144,19 @@ class NatsReceiver(Asking, Receiver):
 
     def _pull_error(self, error: Exception) -> BrokerError:
         self._waits = []  # the consumer may have been deleted, or made again
+        if isinstance(error, StatusError) and error.status == NOBODY:
+            self._look_at_consumer()  # it may exist, and its leader move to another server
+            error = StatusError(409, "the consumer does not answer now")
         subject = f"{self._settings.api_prefix}.CONSUMER.MSG.NEXT.{self._address.stream}.{self._address.consumer}"
         return TABLE.error(error, self.doing("receiving from"), safe=True, needs=f"the right to publish to {subject}")
 
     def _received(self, raw: tuple[bytes, bytes, bytes, bytes | None], begun: float) -> Received | None:
         subject, reply, payload, headers = raw
-        tokens = reply.decode("utf-8", "replace").split(".")
-        at = -5 if len(tokens) == _SHORT else -6  # from the end: newer servers add a random token
-        try:
-            attempt, sequence, stamp = int(tokens[at]), int(tokens[at + 1]), tokens[at + 3]
-        except (ValueError, IndexError):
+        settles = reply.decode("utf-8", "replace")
+        found = delivery(settles)
+        if found is None:
             return None  # it came from nobody's stream
+        attempt, sequence, stamp = found
         message, fault = codec.decode(headers, payload)
         under = subject.decode("utf-8", "replace")
         if under != self._address.subject:
@@ -163,7 +165,7 @@ class NatsReceiver(Asking, Receiver):
         return Received(
             message=message,
             attempt=max(1, attempt),
-            lease=Lease(begun + lasts, reply.decode("utf-8", "replace"), lasts),
+            lease=Lease(begun + lasts, settles, lasts),
             expires=begun + lasts,
             position=f"{sequence}-{stamp}",
             lasting=True,
@@ -233,6 +235,16 @@ class NatsReceiver(Asking, Receiver):
 
     def _lost(self, received: Received) -> LeaseLost:
         return lost("nats", f"stream {self._address.stream!r}", received)
+
+
+def delivery(reply: str) -> tuple[int, int, str] | None:
+    """Return the number of a delivery, the message's sequence and its time, of the subject of its acknowledgement."""
+    tokens = reply.split(".")
+    at = 4 if len(tokens) == _SHORT else 6
+    try:
+        return int(tokens[at]), int(tokens[at + 1]), tokens[at + 3]
+    except (ValueError, IndexError):
+        return None
 
 
 def _word(outcome: Outcome) -> bytes:

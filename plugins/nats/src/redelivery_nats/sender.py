@@ -14,13 +14,12 @@ from redelivery_nats import codec
 from redelivery_nats.address import Address, check_subject
 from redelivery_nats.client.asking import Asking
 from redelivery_nats.client.connection import Connection, answered, command, stored
-from redelivery_nats.errors import TABLE, ApiError, StatusError
+from redelivery_nats.errors import NOBODY, TABLE, ApiError, StatusError
 from redelivery_nats.options import Settings
 
 #: Rows that are written at once.
 _AT_ONCE: Final = 256
-#: The status of a subject that nobody listens to, and the code of a message that expects another stream.
-_NOBODY: Final = 503
+#: The code of a message that expects another stream.
 _OTHER_STREAM: Final = 10060
 #: No stream can be called so: a message that expects it is refused by any stream, and stored by none.
 _PROBE: Final = b"NATS/1.0\r\nNats-Expected-Stream: .\r\n\r\n"
@@ -40,7 +39,7 @@ class NatsSender(Asking, Sender):
         doing, subject = "looking for", self._address.subject
         time_left(deadline, self.doing(f"nats: {doing}"))
         (answer,) = self._ask(doing, [(subject, b"", _PROBE)], end=deadline)
-        if isinstance(answer, StatusError) and answer.status == _NOBODY:
+        if isinstance(answer, StatusError) and answer.status == NOBODY:
             (names,) = self._api_all(doing, [("STREAM.NAMES", {"subject": subject})])
             raise self._missing(names.get("streams") if isinstance(names, dict) else None, subject, answer)
         if isinstance(answer, Exception):
@@ -75,7 +74,9 @@ class NatsSender(Asking, Sender):
         return Connection(self._address, self._settings, self._place, on_lost=self._disconnected)
 
     def _write(self, connection: Connection, sent: SentBatch, rows: range) -> None:
-        batch, most, own = sent.batch, self._settings.max_payload, self._address.subject
+        batch, own = sent.batch, self._address.subject
+        # The server closes the connection at a message that is larger than it accepts.
+        most = min(self._settings.max_payload, int(connection.server.get("max_payload") or self._settings.max_payload))
         is_source = not self._address.is_dead_letters
         columns: tuple[Column[Any] | None, ...] = (
             batch.key,
@@ -103,6 +104,7 @@ class NatsSender(Asking, Sender):
                     times[index],
                     most=most,
                     recognised=is_source,
+                    subject=None if subject == own else subject,
                 )
             except BrokerError as error:
                 self._in_flight.failed(sent, index, error)
@@ -136,7 +138,7 @@ class NatsSender(Asking, Sender):
         try:
             self._in_flight.stored(sent, index, duplicate=stored(answer))
         except StatusError as error:
-            if error.status == _NOBODY:
+            if error.status == NOBODY:
                 self._look_for(self._subject_of(sent, index), sent, index)
             else:
                 self._fail(sent, index, error)
@@ -152,14 +154,15 @@ class NatsSender(Asking, Sender):
         rows = self._nowhere.setdefault(subject, [])
         rows.append((sent, index))
         connection = self._connection
-        if len(rows) == 1 and connection is not None:
+        # Each batch asks: an answer may be lost where no server leads.
+        if connection is not None and (len(rows) == 1 or rows[-2][0] is not sent):
             asked = f"{self._settings.api_prefix}.STREAM.NAMES"
             reply = connection.expect(self._looked, asked, subject)
             connection.write(command(asked, reply, json.dumps({"subject": subject}).encode()))
 
     def _looked(self, answer: bytes | Exception, subject: str, _: object) -> None:
         names = None
-        cause: Exception = StatusError(_NOBODY, "no responders: no stream has this subject")
+        cause: Exception = StatusError(NOBODY, "no responders: no stream has this subject")
         try:
             names = answered(answer).get("streams")
         except Exception as error:  # noqa: BLE001 - it tells no names

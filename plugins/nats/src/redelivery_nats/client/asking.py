@@ -139,4 +139,5 @@ class Asking(Resource):
 def is_missing(error: object) -> bool:
     """Whether an error says that a message is not in its stream."""
     cause = error.__cause__ if isinstance(error, BrokerError) else error
-    return isinstance(cause, ApiError) and cause.err_code in NO_MESSAGE
+    # 10057 stands for every failure to remove one.
+    return isinstance(cause, ApiError) and cause.err_code in NO_MESSAGE and "not permitted" not in str(cause)

@@ -111,7 +111,7 @@ class Independent:
         """Create a stream that takes the subject of its name."""
 
         async def make(_: Any, jetstream: JetStreamContext) -> None:
-            await jetstream.add_stream(StreamConfig(name=stream, subjects=[stream], **more))
+            await jetstream.add_stream(StreamConfig(name=stream, **{"subjects": [stream], **more}))
 
         self.run(make)
 
