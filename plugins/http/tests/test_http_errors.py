@@ -69,6 +69,8 @@ def test_http_retry_after_counts_for_429_and_503_only() -> None:
         ({"Retry-After": "-1"}, 0),
         ({"Retry-After": "1.5"}, 0),
         ({"Retry-After": "9" * 400}, 0),
+        ({"Retry-After": "999999999"}, 86_400),
+        ({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, 86_400),
         ({"Retry-After": "٣"}, 0),
         ({"Retry-After": "soon"}, 0),
         ({}, 0),

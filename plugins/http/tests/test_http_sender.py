@@ -271,6 +271,11 @@ def test_http_batches_that_follow_at_once_do_not_wait_for_the_same_idle_thread(s
         "http://h:99999/",
         "http://h\\@x/",
         "http://[::1/",
+        "http://a..b/",
+        "http://./",
+        "http://999.1.1.1/",
+        f"http://{'a' * 64}.x/",
+        "http://" + "a." * 150,
         "http://h/" + "x" * 9000,
         "http:h",
     ],
@@ -279,6 +284,19 @@ def test_http_a_url_that_no_request_can_have_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         connect(url)
     assert "p@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["h", "h.", "a_b.-c", "127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "xn--bcher-kva.example"]
+)
+def test_http_a_host_that_a_connection_can_have_is_taken(host: str) -> None:
+    assert connect(f"http://{host}/", {"http.proxy": f"http://{host}:1"}).hosts == (host.strip("[]"),) * 2
+
+
+@pytest.mark.parametrize("proxy", ["http://p:99999", "http://p:0", "http://a..b:1", "http://999.1.1.1", "http://[1:2]"])
+def test_http_a_proxy_that_no_connection_can_have_is_refused(proxy: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"http\.proxy"):
+        connect("http://h/", {"http.proxy": proxy})
 
 
 @pytest.mark.parametrize(

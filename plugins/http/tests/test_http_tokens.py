@@ -67,6 +67,7 @@ def test_http_a_token_from_a_file_is_read_again_when_it_rotates(
         ({"aud": ["shop", "x"]}, "'shop', 'x', not 'orders'"),
         ({}, "not 'orders'"),
         ({"aud": "orders", "exp": 1}, "expired"),
+        ({"aud": "orders", "exp": -(10**400)}, "expired"),
         (None, "not a JWT"),
     ],
 )

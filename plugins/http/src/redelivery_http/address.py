@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -12,9 +13,23 @@ from redelivery.kit.address import quoted, redact, split_url
 #: Characters of a URL at most: servers take 8000 (RFC 9110, section 4.1).
 _MOST: Final = 8000
 _PORTS: Final = {"http": 80, "https": 443}
-_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+#: Labels of a name, each of 63 characters at most (RFC 1035); a dot may end it.
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9_-]{1,63}(?:\.|\Z))+")
+_NUMBERS: Final = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
+_LONGEST_HOST: Final = 253
 _TARGET: Final = re.compile(r"[\x21-\x7e]*")
 _EXAMPLE: Final = "it is written 'https://example.org/orders'"
+
+
+def is_host(host: str) -> bool:
+    """Return whether a connection can be made to a host of this name: an address of IPv4 or IPv6, or a name."""
+    if ":" in host or _NUMBERS.fullmatch(host):
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return "%" not in host
+    return len(host) <= _LONGEST_HOST and _HOST.fullmatch(host) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +78,7 @@ class Address:
         if "#" in url:
             raise InvalidURL(f"{shown} holds a fragment, which is never sent; {_EXAMPLE}")
         host = parts.hostname or ""
-        if scheme not in _PORTS or not _HOST.fullmatch(host):
+        if scheme not in _PORTS or not is_host(host):
             raise InvalidURL(f"{shown}: its host is not one that a request can have; {_EXAMPLE}")
         # `urlsplit` drops line breaks and tabs in silence
         if not _TARGET.fullmatch(url) or not parts.path.startswith(("/", "")) or "\\" in url:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from redelivery.errors import ConfigurationError
 from redelivery.kit.options import Options, integer, option, seconds, secret, text
+from redelivery_http.address import is_host
 
 #: Bytes of all headers of a request: servers take 8 KiB at least.
 HEADER_BYTES: Final = 8192
@@ -29,6 +31,9 @@ def _media_type(given: str) -> str:
 
 def _proxy(given: str) -> str:
     if not _PROXY.fullmatch(given):
+        raise ValueError
+    parts = urlsplit(given)
+    if not is_host(parts.hostname or "") or parts.port == 0:  # a port that is too large raises ValueError
         raise ValueError
     return given
 

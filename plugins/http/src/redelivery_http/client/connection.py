@@ -32,6 +32,8 @@ _GRACE: Final = 0.2
 _CONNECTED: Final = (".connect_tcp.complete", ".start_tls.complete")
 #: Seconds that an idle connection is kept: fewer than most servers keep it.
 _IDLE: Final = 4.0
+#: The longest pause, in seconds, that a server gets. A date of the wrong year would stop a job for as long.
+_LONGEST_PAUSE: Final = 86_400.0
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
 
 Headers = list[tuple[bytes, bytes]]
@@ -185,12 +187,12 @@ def _retry_after(headers: httpx2.Headers) -> float:
     """Return the seconds of `Retry-After`: a number, or a date by the server's own clock, if it gives its time."""
     text = headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
-        return float(text)
+        return min(float(text), _LONGEST_PAUSE)
     then = _moment(text)
     if then is None:
         return 0.0
     now = _moment(headers.get("date", "")) or datetime.now(UTC)
-    return max(0.0, (then - now).total_seconds())
+    return min(max(0.0, (then - now).total_seconds()), _LONGEST_PAUSE)
 
 
 def _moment(text: str) -> datetime | None:

@@ -75,7 +75,7 @@ class Token:
             raise _refused(f"the token is for the audience {found}, not {wanted!r} (http.audience)")
         end = claims.get("exp")
         if isinstance(end, int | float) and end <= time.time():
-            raise _refused(f"the token expired {time.time() - end:.0f} s ago, and its file was not renewed")
+            raise _refused(f"the token expired {time.time() - max(0, end):.0f} s ago, and its file was not renewed")
 
 
 def _claims(token: str) -> dict[str, Any] | None:
