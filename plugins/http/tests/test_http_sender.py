@@ -237,6 +237,28 @@ def test_http_a_taken_row_keeps_its_connection_for_a_moment_only() -> None:
     assert seen == [2]
 
 
+@pytest.mark.parametrize("status", [b"202 Accepted", b"204 No Content"])
+def test_http_no_row_is_told_what_came_behind_the_answer_to_another(status: bytes) -> None:
+    first = b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status
+    refused = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            seen = 0
+            with suppress(OSError):
+                while True:
+                    with listener.accept()[0] as connection:
+                        while connection.recv(65536):
+                            seen += 1
+                            connection.sendall(first * 2 if seen == 1 else refused)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/a"
+        taken, second = post(url, b"1", b"2", concurrency="1")
+    assert taken is None
+    assert isinstance(second, Permanent), "the row has the answer that the server gave twice"
+
+
 def test_http_batches_that_follow_at_once_do_not_wait_for_the_same_idle_thread(server: Server) -> None:
     until, rows = threading.Event(), 6
     with connect(f"{server.url}/a") as broker, broker.sender() as sender:

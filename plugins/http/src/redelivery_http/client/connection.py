@@ -118,8 +118,19 @@ class Connection:
         return response
 
     def finished(self) -> None:
-        """Note that nothing is under way, so that `end_if_late` ends nothing."""
+        """Note that nothing is under way, so that `end_if_late` ends nothing.
+
+        Bytes that came behind the answer would be read as the answer to the next request: a row that the server refuses
+        would count as stored. So they end the connection.
+        """
         self._until = None
+        connections: list[Any] = self._transport._pool.connections  # noqa: SLF001 - the client looks at its socket only, not at what it has read
+        for each in connections:
+            while (inner := getattr(each, "_connection", None)) is not None:
+                each = inner  # noqa: PLW2901 - TLS and proxies are around it
+            state = getattr(each, "_h11_state", None)  # one that could not be opened has none
+            if state is not None and state.trailing_data[0]:
+                self._transport.close()  # it opens another one
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         if event.endswith(_CONNECTED):
