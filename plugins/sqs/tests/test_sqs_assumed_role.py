@@ -48,8 +48,8 @@ def made(endpoint: str, region: str = "eu-west-1") -> Settings:
 
 
 def test_a_role_is_assumed_and_its_queues_are_those_of_its_account(server: str) -> None:
-    sqs = boto_client(Address("orders"), made(server))
-    assert "210987654321" in sqs.create_queue(QueueName="orders")["QueueUrl"]
+    sqs = boto_client(Address("of-the-role"), made(server))
+    assert "210987654321" in sqs.create_queue(QueueName="of-the-role")["QueueUrl"]
     own = boto3.client(
         "sqs",
         region_name="eu-west-1",
@@ -57,7 +57,8 @@ def test_a_role_is_assumed_and_its_queues_are_those_of_its_account(server: str) 
         aws_access_key_id="AKIAEXAMPLE",
         aws_secret_access_key=OWN,
     )
-    assert not own.list_queues().get("QueueUrls")
+    # moto's queues are the whole process's, also where the suite ran before.
+    assert not own.list_queues(QueueNamePrefix="of-the-role").get("QueueUrls")
     own.close()
 
 
