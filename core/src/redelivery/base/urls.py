@@ -82,7 +82,11 @@ def split_url(url: str, *, several_hosts: bool = False) -> SplitResult:
 
 
 def _split_with_hosts(url: str) -> SplitResult:
-    """Split a URL and check each of its hosts alone: `urlsplit` refuses two addresses in brackets since 3.11.12."""
+    """Split a URL and check each of its hosts alone.
+
+    With the fix of CVE-2025-0938 `urlsplit` refuses two addresses in brackets: from 3.11.12, 3.12.9, 3.13.2 and 3.14 on
+    by its record; Debian put it into its 3.11.2. Seen there and on 3.14.7; 3.11.7, 3.12.1 and 3.13.0 accept them.
+    """
     match = _HOSTS.match(url)
     if match is None:
         return urlsplit(url)
