@@ -466,7 +466,7 @@ def python(session: nox.Session) -> None:
         session.run(*PYTEST, *rest)
         return
     core = ["core/tests", "faults/tests", f"--ignore={BROWSER}", "--ignore=core/tests/spark"]
-    runs = [Run("python", [*PYTEST, "core/tests/spark"]), Run("python", [*PYTEST, *NO_SPARK, *core])]
+    runs = [Run("python", [*PYTEST, "core/tests/spark"], computes=True), Run("python", [*PYTEST, *NO_SPARK, *core])]
     suites = [[_module(name)] if name == "kafka" else _tests(name) for name in PLUGINS]  # its own need a server
     suites.append(["conformance_tests/tests"])
     runs += [Run("python", [*PYTEST, *NO_SPARK, "--broker-kind=embedded", *each]) for each in suites]
