@@ -74,6 +74,22 @@ def test_what_is_installed_has_the_version_of_the_workspace() -> None:
         assert importlib.metadata.version(data["name"]) == data["version"]
 
 
+def test_every_distribution_names_the_pythons_on_which_its_tests_passed() -> None:
+    page = (ROOT / "docs/spark_versions.md").read_text(encoding="utf-8")
+    head, *rows = (line.strip("| ").split("|") for line in re.findall(r"(?m)^\| (?:distribution|redelivery).*", page))
+    versions = [re.sub(r"\.\d+$", "", each.strip()) for each in head[1:]]
+    passed = {
+        name.strip(): [each for each, cell in zip(versions, cells, strict=False) if cell.strip().startswith("yes")]
+        for name, *cells in rows
+    }
+    assert {(data := project(path)["project"])["name"]: pythons(data["classifiers"]) for path in PROJECTS} == passed
+
+
+def pythons(classifiers: list[str]) -> list[str]:
+    """Return the versions of Python that classifiers name, such as `3.11`, in their order."""
+    return re.findall(r"(?m)^Programming Language :: Python :: (3\.\d+)$", "\n".join(classifiers))
+
+
 @pytest.mark.parametrize("path", PROJECTS, ids=relative(PROJECTS))
 def test_every_distribution_says_what_it_is(path: Path) -> None:
     data = project(path)["project"]
