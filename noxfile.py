@@ -127,7 +127,7 @@ import nox  # noqa: E402 - a script has no nox yet
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "docs", "tests", "spark", "faults", "seeds", "simulate", "stranger"]
+nox.options.sessions = ["lint", "types", "docs", "wheels", "tests", "spark", "faults", "seeds", "simulate", "stranger"]
 
 #: A third-party plugin, outside the workspace like that of any other author.
 STRANGER = "examples/third_party_plugin"

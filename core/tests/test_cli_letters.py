@@ -525,6 +525,7 @@ class Session:
         self.stopped = True
 
 
+@pytest.mark.spark
 def test_a_redrive_as_a_spark_job_is_told_what_the_command_was_told(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
