@@ -200,6 +200,16 @@ class TestLetters:
             assert [each.message.value for each in letters.browse()] == [b"0", b"1499"]
             assert letters.cursor(after=letters.cursor(most=1), most=1) == every[-1]
 
+    def test_large_letters_are_read_and_removed_without_being_cut_off(self, place: NatsPlace) -> None:
+        """A server closes the connection of a client that it holds 64 MiB for."""
+        letters_at = connect(opened(place).native_sink(), {})
+        large = Message(value=bytes(1_000_000))
+        assert deliver(letters_at, *[large] * 300) == [None] * 300
+        with letters_at.dead_letters() as letters:
+            positions = [each.position for each in letters.browse()]
+            assert len(positions) == 300
+            assert letters.remove(positions) == 300
+
     def test_two_letters_of_one_id_are_both_kept(self, place: NatsPlace) -> None:
         letters_at = connect(opened(place).native_sink(), {})
         assert deliver(letters_at, Message(value=b"a", id="i"), Message(value=b"b", id="i")) == [None, None]

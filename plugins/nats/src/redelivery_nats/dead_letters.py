@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -26,7 +27,7 @@ from redelivery.kit.plans import none_if_missing
 from redelivery_nats import codec
 from redelivery_nats.address import Address
 from redelivery_nats.admin import MAX_DELIVERIES
-from redelivery_nats.client.asking import AT_ONCE, Asking, is_missing
+from redelivery_nats.client.asking import Asking, is_missing
 
 _TYPE: Final = "io.nats.jetstream.advisory.v1.max_deliver"
 #: A range of sequences of a stream that was created at that time; a cursor, and a position, have one.
@@ -119,9 +120,7 @@ class NatsDeadLetters(Asking, DeadLetters):
         created, _, _ = self._bounds()
         matches = [_POINT.fullmatch(each) for each in dict.fromkeys(positions)]
         numbers = [int(each[2]) for each in matches if each is not None and each[1] == created and int(each[2])]
-        if self._address.source is not None:
-            letters = [each for each in self._get(self._address, numbers) if each is not None]
-            self._remove_originals(letters)
+        self._remove_originals(sorted(numbers))
         return self._delete(self._address, numbers)
 
     def purge(self) -> int:
@@ -129,11 +128,7 @@ class NatsDeadLetters(Asking, DeadLetters):
         _, first, last = self._bounds()
         if last < first:
             return 0
-        if self._address.source is not None:
-            subject, at = f"{MAX_DELIVERIES}.{self._address.source.stream}.*", first
-            while (found := self._next(self._address, at, subject)) is not None and found.sequence <= last:
-                self._remove_originals([found])
-                at = found.sequence + 1
+        self._remove_originals(range(first, last + 1))
         body = {"seq": last + 1}  # what comes now stays
         return int(self._api("purging", f"STREAM.PURGE.{self._address.stream}", body, safe=False)["purged"])
 
@@ -165,10 +160,10 @@ class NatsDeadLetters(Asking, DeadLetters):
 
     def _letters(self, created: str, first: int, last: int) -> Iterator[Letter]:
         self._check_created(created, self._bounds()[0])
-        at = first
+        at, most = first, self._messages_at_once()
         while at <= last:
-            numbers = range(at, min(at + AT_ONCE, last + 1))
-            found = [each for each in self._get(self._address, numbers) if each is not None]
+            numbers = range(at, min(at + most, last + 1))
+            found = self._existing(self._address, numbers)
             yield from self._as_letters(created, found)
             at = numbers.stop
             if not found and at <= last:  # a gap: look where it ends
@@ -219,12 +214,13 @@ class NatsDeadLetters(Asking, DeadLetters):
         if source is None or not deaths:
             return {}
         numbers = list(dict.fromkeys(each.sequence for each in deaths))
-        return {each.sequence: each for each in self._get(source, numbers) if each is not None}
+        return {each.sequence: each for each in self._existing(source, numbers)}
 
-    def _get(self, address: Address, numbers: Sequence[int]) -> list[Stored | None]:
-        """Return the messages of these sequences; None where one does not exist, or its stream does not."""
+    def _existing(self, address: Address, numbers: Sequence[int]) -> list[Stored]:
+        """Return those messages of these sequences, not more than `_messages_at_once`, that exist."""
         asked = [(f"STREAM.MSG.GET.{address.stream}", {"seq": each}) for each in numbers]
-        return [self._stored(each, address) for each in self._api_all("reading", asked)]
+        found = (self._stored(each, address) for each in self._api_all("reading", asked))
+        return [each for each in found if each is not None]
 
     def _next(self, address: Address, first: int, subject: str = ">") -> Stored | None:
         asked = [(f"STREAM.MSG.GET.{address.stream}", {"seq": first, "next_by_subj": subject})]
@@ -244,15 +240,28 @@ class NatsDeadLetters(Asking, DeadLetters):
 
     # --- removing ---
 
-    def _remove_originals(self, letters: Sequence[Stored]) -> None:
-        """Remove the messages that advisories point to: in a work queue they wait for nobody, forever."""
-        source = self._address.source
+    def _remove_originals(self, numbers: Sequence[int]) -> None:
+        """Remove the messages that the advisories among these letters point to: in a work queue they wait for nobody.
+
+        Args:
+            numbers: sequences of letters, rising.
+        """
+        source, most = self._address.source, self._messages_at_once()
+        if source is None:
+            return
+        advisories = f"{MAX_DELIVERIES}.{source.stream}.*"
+        while numbers and (found := self._next(self._address, numbers[0], advisories)) is not None:
+            numbers = numbers[bisect_left(numbers, found.sequence) :]
+            self._remove_originals_of(self._existing(self._address, numbers[:most]), source)
+            numbers = numbers[most:]
+
+    def _remove_originals_of(self, letters: Sequence[Stored], source: Address) -> None:
         deaths = {
             each.sequence: death
             for each in letters
             if _is_advisory(each) and isinstance(death := Death.of(each, source), Death)
         }
-        if source is None or not deaths:
+        if not deaths:
             return
         times = {each.sequence: each.time_ms for each in letters}
         info = none_if_missing(lambda: self._api("removing from", f"STREAM.INFO.{source.stream}"))

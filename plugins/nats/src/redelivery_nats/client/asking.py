@@ -19,6 +19,8 @@ from redelivery_nats.options import Settings
 PATIENCE: Final = 20.0
 #: Requests that are asked at once.
 AT_ONCE: Final = 256
+#: Bytes of answers that may come at once, before they are base64: a server cuts off a client that 64 MiB wait for.
+_BYTES_AT_ONCE: Final = 24 << 20
 
 #: A request: its subject, its payload, and its block of headers.
 Request = tuple[str, bytes, bytes]
@@ -114,7 +116,11 @@ class Asking(Resource):
         return found
 
     def _api_all(
-        self, doing: str, asked: Sequence[tuple[str, Mapping[str, Any] | None]], *, safe: bool = True
+        self,
+        doing: str,
+        asked: Sequence[tuple[str, Mapping[str, Any] | None]],
+        *,
+        safe: bool = True,
     ) -> list[dict[str, Any] | BrokerError]:
         """Ask the API several times; return each answer, or its error. Raises BrokerError: the connection failed."""
         prefix = self._settings.api_prefix
@@ -129,6 +135,11 @@ class Asking(Resource):
                 needs = f"the right to publish to {subject}"
                 found.append(TABLE.error(error, self.doing(doing), safe=safe, needs=needs))
         return found
+
+    def _messages_at_once(self) -> int:
+        """Return how many stored messages may be asked for at once: each may be as large as the server accepts."""
+        largest = int(self._connected().server.get("max_payload") or self._settings.max_payload)
+        return max(1, min(AT_ONCE, _BYTES_AT_ONCE // largest))
 
     def _release(self) -> None:
         connection, self._connection = self._connection, None
