@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from cloudevents.core.base import BaseCloudEvent
 from cloudevents.core.exceptions import CloudEventValidationError
-from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from redelivery.base.json import dumps, is_exact, loads
@@ -25,20 +25,23 @@ from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery.formats.syntax import is_media_type, is_uri, is_uri_reference
 
+if TYPE_CHECKING:
+    from cloudevents.core.formats.json import JSONFormat
+
 #: Attributes that the CloudEvents specification itself names.
 ATTRIBUTES: Final = ("id", "source", "type", "specversion", "subject", "time", "datacontenttype", "dataschema")
 #: Header prefixes of the binary mode that are recognised, whichever broker wrote them.
 PREFIXES: Final = ("ce_", "ce-", "cloudEvents_", "cloudEvents:")
 CONTENT_TYPE: Final = "content-type"
-STRUCTURED: Final = JSONFormat.CONTENT_TYPE
+STRUCTURED: Final = "application/cloudevents+json"
 
 _REQUIRED: Final = ("id", "source", "type")
 _NAME: Final = re.compile(r"[a-z0-9]+")
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 #: Characters that a CloudEvents string may not hold: control characters, lone surrogates, noncharacters.
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-_JSON: Final = JSONFormat()
-_JSON_TYPE: Final = JSONFormat.JSON_CONTENT_TYPE_PATTERN
+#: What data without a type is.
+_DEFAULT_TYPE: Final = "application/json"
 #: The required form of an attribute's text, and how to correct it.
 _SYNTAX: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
     "source": (is_uri_reference, "must be a URI reference, as in /orders or https://example.org/orders (RFC 3986)"),
@@ -168,9 +171,16 @@ def binary_headers(attributes: Mapping[str, Any], prefix: str) -> Headers:
 # --- JSON ----------------------------------------------------------------------------------------------------------
 
 
+@cache
+def _json_format() -> JSONFormat:
+    from cloudevents.core.formats.json import JSONFormat  # noqa: PLC0415 - with dateutil; rows that are no events go without
+
+    return JSONFormat()
+
+
 def to_json(event: BaseCloudEvent) -> dict[str, Any]:
     """Return the JSON form of an event: a mapping that `json.dumps` takes."""
-    form: dict[str, Any] = json.loads(_JSON.write(event))
+    form: dict[str, Any] = json.loads(_json_format().write(event))
     moment = event.get_attributes().get("time")
     return form | {"time": rfc3339(moment)} if moment is not None else form
 
@@ -250,7 +260,7 @@ def is_valid_text(name: str, text: bytes) -> bool:
 
 def is_json(content_type: str | None) -> bool:
     """Whether data of this type is JSON; data without a type is JSON."""
-    return bool(_JSON_TYPE.match(content_type or JSONFormat.DEFAULT_CONTENT_TYPE))
+    return bool(_json_format().JSON_CONTENT_TYPE_PATTERN.match(content_type or _DEFAULT_TYPE))
 
 
 def is_text(content_type: str | None) -> bool:
@@ -290,7 +300,7 @@ def to_binary(message: Message, event: CloudEvent, prefix: str) -> Message:
         body = data.encode("utf-8", "surrogatepass")
     else:
         body = dumps(data).encode("utf-8", "surrogatepass")
-        form.setdefault("datacontenttype", JSONFormat.DEFAULT_CONTENT_TYPE)
+        form.setdefault("datacontenttype", _DEFAULT_TYPE)
     attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
     written = binary_headers(attributes, prefix)
     taken = {name for name, _ in written} | {CONTENT_TYPE}

@@ -19,7 +19,7 @@ from typing import Any, Final
 from redelivery.base.urls import redact, unknown
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus
 from redelivery.errors import InvalidSpec
-from redelivery.formats.specs import fields, sinks, text
+from redelivery.formats.specs import fields, sinks
 from redelivery.formats.specs.field_types import as_typed
 
 _EXTENSION: Final = "redelivery"
@@ -37,7 +37,11 @@ def read(document: Mapping[str, Any] | str) -> DeliverySpec:
         InvalidSpec: text that does not parse, a value of the wrong type or out of range (the error names the field),
             one field given twice, or values that contradict each other.
     """
-    written = _delivery(text.load(document) if isinstance(document, str) else document)
+    if isinstance(document, str):
+        from redelivery.formats.specs import text  # noqa: PLC0415 - with yaml, which jobs without a spec do without
+
+        document = text.load(document)
+    written = _delivery(document)
     said = []
     for name, value in written.items():
         if name not in _FIELDS:

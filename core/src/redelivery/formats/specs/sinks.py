@@ -20,7 +20,6 @@ from redelivery.base.durations import shown
 from redelivery.base.urls import scheme_of, unknown
 from redelivery.contract.spec import NATIVE, Ref, Sink
 from redelivery.errors import InvalidSpec, InvalidURL
-from redelivery.formats.specs import text
 from redelivery.formats.specs.field_types import as_text
 
 _SPACE_OR_CONTROL: Final = re.compile(r"[\s\x00-\x1f\x7f]")
@@ -38,6 +37,8 @@ def read_text(value: str) -> tuple[Sink, ...]:
         InvalidSpec, UnknownOption
     """
     if value.startswith(("{", "[")):
+        from redelivery.formats.specs import text  # noqa: PLC0415 - with yaml, which most options do without
+
         return read(text.load(value))
     uris = value.split()
     if not uris:
