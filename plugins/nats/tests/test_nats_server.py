@@ -21,6 +21,7 @@ from redelivery.kit.errors import Code
 from redelivery_nats.address import Address
 from redelivery_nats.broker import connect
 from redelivery_nats.client import nats_private
+from redelivery_nats.client.connection import payload_of
 from redelivery_nats.client.nats_private import Client, Nkey
 from redelivery_nats.receiver import NatsReceiver, delivery
 from redelivery_nats.testing import HOST, NatsPlace, NatsRuntime, start_server
@@ -491,6 +492,14 @@ class TestPlanning:
             assert str(differs) == "max_deliver is '14', not '16'"
         place.independent.remove(f"{place.stream}-more")
         place.independent.remove(f"{place.stream}-more-dead-letters")
+
+
+def test_one_error_of_many_requests_has_a_short_traceback() -> None:
+    lost = ConnectionResetError("lost")
+    for _ in range(100):
+        with pytest.raises(ConnectionResetError) as caught:
+            payload_of(lost)
+    assert len(caught.traceback) < 5
 
 
 def test_each_private_name_of_the_client_exists() -> None:

@@ -181,7 +181,7 @@ def command(subject: str, reply: str, payload: bytes, block: bytes = b"") -> byt
 def payload_of(answer: bytes | Exception) -> bytes:
     """Return the payload of an answer. Raises the error that stands for it."""
     if isinstance(answer, Exception):
-        raise answer
+        raise answer.with_traceback(None)  # one error stands for all that a lost connection leaves unanswered
     return answer
 
 
