@@ -562,7 +562,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def release(session: nox.Session) -> None:
-    """A release in `.nox/release`: built twice, checked, with SBOM, hashes and provenance. It uploads nothing.
+    """A release in `.nox/released`: built twice, checked, with SBOM, hashes and provenance. It uploads nothing.
 
     `-- --draft` makes one of a tree that is not ready; `-- --upload REPOSITORY` uploads it (CONTRIBUTING.md).
     """
@@ -571,7 +571,7 @@ def release(session: nox.Session) -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     session.run("python", ".ci/distributions.py", str(DIST))
     python = _fresh(session, "release", _whole())
-    out = ROOT / ".nox" / "release"
+    out = ROOT / ".nox" / "released"  # .nox/release is this environment
     shutil.rmtree(out, ignore_errors=True)
     session.run("python", ".ci/release.py", str(out), python, *session.posargs)
 

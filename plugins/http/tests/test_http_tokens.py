@@ -58,6 +58,23 @@ def test_http_a_token_from_a_file_is_read_again_when_it_rotates(
     assert "-token" not in str(error)
 
 
+def test_http_a_token_that_a_server_sends_back_is_in_no_log(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The transport logs the headers of answers."""
+    monkeypatch.setenv("HTTP_TOKEN", "s3cret-t0ken")
+    server.answer("/a", Reply(headers={"X-Echo": "Bearer s3cret-t0ken"}))
+    url = f"{server.url}/a"
+    with (
+        caplog.at_level("DEBUG"),
+        connect(url, {"http.token": "env:HTTP_TOKEN"}) as broker,
+        broker.sender() as sender,
+    ):
+        assert post(sender) is None
+    assert "X-Echo" in caplog.text
+    assert "s3cret-t0ken" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("claims", "why"),
     [

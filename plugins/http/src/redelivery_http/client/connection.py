@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import httpx2
 
+from redelivery.kit.options import guard_loggers
 from redelivery_http.address import Address
 from redelivery_http.options import Settings
 
@@ -37,6 +38,8 @@ _LONGEST_PAUSE: Final = 86_400.0
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
 
 Headers = list[tuple[bytes, bytes]]
+
+guard_loggers("httpcore2", "httpx2")  # they log the headers of answers, in which a server may send a token back
 
 
 @dataclass(frozen=True, slots=True)
