@@ -22,6 +22,7 @@ from redelivery.codes import MEANINGS, Code
 from redelivery.contract.broker import BrokerPlugin
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Unattributed
 from redelivery.registry import Registry, installed
+from redelivery.spark.options import ATTRIBUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = [
@@ -339,6 +340,12 @@ def test_every_document_is_in_the_navigation_of_the_site() -> None:
     documents = [path for path in FILES if path.suffix in {".md", ".ipynb"} and path.parent.name != "decisions"]
     assert sorted(set(inside) - {"docs/decisions/README.md"}) == sorted(relative(documents))
     assert len(inside) == len(set(inside))
+
+
+def test_no_brokers_word_for_a_destination_is_an_attribute_of_events() -> None:
+    """The column would then send each event to the destination that its attribute names."""
+    words = {plugin.capabilities.destination_column for plugin in installed().plugins.values()}
+    assert words & {*ATTRIBUTES} == set()
 
 
 def test_the_readme_lists_every_plugin() -> None:

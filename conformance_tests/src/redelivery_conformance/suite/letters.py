@@ -18,7 +18,7 @@ from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.deadletters.trust import context_of
-from redelivery.errors import ConfigurationError, Fatal, RedeliveryError
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, RedeliveryError
 from redelivery.formats import dialects, identity
 from redelivery.sending import Delivery, Origin
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
@@ -284,7 +284,10 @@ class Browsing(Statements):
 
     @broker_has("browse")
     def test_the_letters_of_a_destination_that_does_not_exist_are_an_error_and_not_none(self, subject: Subject) -> None:
-        """A mistyped name must not look like a queue without dead letters. Looking creates nothing."""
+        """A mistyped name must not look like a queue without dead letters. Looking creates nothing.
+
+        Where sending to a name creates it, a name is all that a destination is: such a broker may have no error.
+        """
         try:
             nowhere = subject.broker.sibling(f"never-made-{token_hex(4)}")
         except RedeliveryError as error:
@@ -292,10 +295,24 @@ class Browsing(Statements):
         ways: list[Callable[[DeadLetters], object]] = [lambda letters: list(letters.browse())]
         if subject.capabilities.splits:
             ways.append(lambda letters: letters.splits(Wanted()))
+        if not subject.capabilities.send or self._comes_by_sending(subject, ways[0]):
+            raise NotApplicable("a destination needs no more than a name")
         for look in (*ways, ways[0]):  # the first look must not have created it
             with subject.connect(nowhere).dead_letters() as letters, pytest.raises(Fatal) as caught:
                 look(letters)
             assert caught.value.code == Code.NO_SUCH_DESTINATION
+
+    @staticmethod
+    def _comes_by_sending(subject: Subject, look: Callable[[DeadLetters], object]) -> bool:
+        """Whether looking at another such name is no error, and sending there works."""
+        other = subject.broker.sibling(f"never-made-{token_hex(4)}")
+        try:
+            with subject.connect(other).dead_letters() as letters:
+                look(letters)
+            subject.deliver(Message(value=b"v"), url=other)
+        except BrokerError:
+            return False
+        return True
 
     @broker_has("send", "browse")
     def test_browsing_shows_the_oldest_first(self, subject: Subject) -> None:

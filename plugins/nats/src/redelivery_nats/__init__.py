@@ -46,7 +46,6 @@ CAPABILITIES: Final = Capabilities(
     leases_as_asked=False,  # the consumer says how long a lease lasts
     ref_kinds=(KIND, f"{KIND}.{API_GROUP}"),
     delivery_limit=Support.LOWER_BOUND,  # a message that was sent to a receiver that was killed counts
-    destination_column="subject",
     messaging_system="nats",
     limits=Limits(
         message_bytes=1 << 20,
