@@ -21,7 +21,7 @@ from redelivery.kit.errors import Code
 from redelivery_nats.address import Address
 from redelivery_nats.broker import connect
 from redelivery_nats.client import nats_private
-from redelivery_nats.client.connection import payload_of
+from redelivery_nats.client.connection import Connection, payload_of
 from redelivery_nats.client.nats_private import Client, Nkey
 from redelivery_nats.receiver import NatsReceiver, delivery
 from redelivery_nats.testing import HOST, NatsPlace, NatsRuntime, start_server
@@ -429,6 +429,23 @@ class TestLogins:
                 assert isinstance(error, Fatal)
                 assert error.code is Code.NOT_AUTHORIZED
                 assert time.monotonic() - began < 5
+
+    def test_a_denial_that_came_before_the_request_counts(self, tmp_path: Path, monkeypatch) -> None:
+        """The server denies the subscription to answers while nothing is asked yet."""
+        expect = Connection.expect
+
+        def late(connection: Connection, *args: Any) -> str:
+            assert connection._client is not None
+            connection.run("pinging", connection._client.flush, 5.0)
+            return expect(connection, *args)
+
+        monkeypatch.setattr(Connection, "expect", late)
+        users = '{user: u, password: p, permissions: {subscribe: {deny: ["_INBOX.>"]}}}'
+        configuration = f"no_auth_user: u\nauthorization {{ users: [{users}] }}"
+        with closing(start_server(tmp_path, configuration)) as runtime:
+            error = self.attempt(runtime)
+        assert isinstance(error, Fatal)
+        assert error.code is Code.NOT_AUTHORIZED
 
     def test_tls_is_used_where_it_is_asked_for_and_no_login_goes_without(self, tmp_path: Path) -> None:
         authority = trustme.CA()

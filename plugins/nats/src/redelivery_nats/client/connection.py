@@ -61,6 +61,7 @@ class Connection(LoopThread):
         self._numbers = itertools.count(1)
         self._client: Client | None = None
         self._error: Exception | None = None
+        self._unanswered: DeniedError | None = None
         self.lost: Exception | None = None
 
     def open(self, within: float) -> None:
@@ -84,6 +85,8 @@ class Connection(LoopThread):
         """
         number = next(self._numbers)
         self._waiting[number] = (on_answer, subject, one, other)
+        if self._unanswered is not None and self._waiting.pop(number, None) is not None:
+            self.call(on_answer, self._unanswered, one, other)
         return f"{self.inbox}{number}"
 
     def forget(self, reply: str) -> None:
@@ -142,6 +145,8 @@ class Connection(LoopThread):
         denied = DeniedError(f"permissions violation for {found}")
         what, _, subject = found.partition(' to "')
         subject = subject.partition('"')[0]
+        if what == "subscription":  # no request will have an answer
+            self._unanswered = denied
         for number, (on_answer, asked, one, other) in list(self._waiting.items()):
             if (what == "subscription" or asked.lower() == subject) and number in self._waiting:
                 del self._waiting[number]
