@@ -98,6 +98,18 @@ def test_an_event_and_nothing_else_is_written_without_anything_of_ours():
     assert events.bare_form_of(raw) == events.form_of(raw)
 
 
+@pytest.mark.parametrize("more", [("content-type-options", b"x"), ("Content-Type", b"text/html")])
+def test_headers_that_are_no_part_of_an_event_are_kept_however_alike_their_names_are(more) -> None:
+    structured = Message(
+        value=b'{"specversion":"1.0","id":"1","source":"/a","type":"t"}',
+        headers=(("content-type", b"application/cloudevents+json"), more),
+    )
+    attributes = (("ce-specversion", b"1.0"), ("ce-id", b"1"), ("ce-source", b"/a"), ("ce-type", b"t"))
+    binary = Message(value=b"v", headers=(*attributes, ("content-type", b"text/plain"), more))
+    for message in (structured, binary):
+        assert events.message_of(events.bare_form_of(message)) == message
+
+
 MANGLED = (
     None,
     5,

@@ -93,6 +93,11 @@ def test_the_smallest_document_says_nothing() -> None:
         (["native", {"uri": "file:///x"}], (Sink(uri="native"), Sink(uri="file:///x"))),
         ([], ()),
         ({"uri": "x", "options": {"acks": 0, "flag": True}}, (Sink(uri="x", options={"acks": "0", "flag": "true"}),)),
+        (
+            {"uri": "x", "CACerts": "pem", "audience": "letters", "options": {"token": "file:/t"}},
+            (Sink(uri="x", options={"token": "file:/t", "ssl.ca.pem": "pem", "audience": "letters"}),),
+        ),
+        ({"uri": "x", "CACerts": None, "audience": None}, (Sink(uri="x"),)),
     ],
 )
 def test_a_sink_is_a_destination_its_text_or_a_chain(written: Any, sinks: tuple[Sink, ...] | None) -> None:
@@ -126,6 +131,12 @@ def test_a_sink_is_a_destination_its_text_or_a_chain(written: Any, sinks: tuple[
         ("deadLetterSink: {ref: x}", "deadLetterSink: ref must be a mapping"),
         ("deadLetterSink: {uri: 'a:b', ref: {kind: k, name: n}}", "deadLetterSink: uri 'a:b' stands beside a ref"),
         ("deadLetterSink: {uri: x, options: {acks: [1]}}", "deadLetterSink: options.acks must be"),
+        ("deadLetterSink: {uri: x, CACerts: [a]}", "deadLetterSink: CACerts must be text"),
+        ("deadLetterSink: {uri: x, audience: ''}", "deadLetterSink: audience must be text"),
+        (
+            "deadLetterSink: {uri: x, audience: a, options: {audience: b}}",
+            "deadLetterSink: audience and options.audience mean the same",
+        ),
         ("redelivery: {errors.tolerance: some}", "redelivery.errors.tolerance: must be one of none, all"),
         ("redelivery: {allowSkip: 1}", "redelivery.allowSkip: must be true or false"),
         ("redelivery: 3", "redelivery must be a mapping"),

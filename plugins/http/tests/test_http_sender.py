@@ -1,10 +1,16 @@
 """The sender at a server that fails: each answer, cut, delay and redirect is told as it was."""
 
+import gzip
 import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -21,6 +27,7 @@ from redelivery.errors import (
     Unattributed,
 )
 from redelivery.registry import connect
+from redelivery_http.client.connection import Connection
 from redelivery_http.testing.server import LONGEST, Reply, Server
 
 
@@ -59,7 +66,7 @@ def values(server: Server, path: str = "/a") -> list[bytes]:
     return sorted(each.body for each in server.posted(path))
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+@pytest.mark.parametrize("status", [*range(200, 300)])
 def test_http_any_2xx_is_a_success(server: Server, status: int) -> None:
     server.answer("/a", Reply(status=status))
     assert post(f"{server.url}/a?x=1&y=%20", b"v") == [None]
@@ -257,6 +264,149 @@ def test_http_no_row_is_told_what_came_behind_the_answer_to_another(status: byte
         taken, second = post(url, b"1", b"2", concurrency="1")
     assert taken is None
     assert isinstance(second, Permanent), "the row has the answer that the server gave twice"
+
+
+def answering(*scripts: Callable[[socket.socket], None]) -> tuple[str, list[threading.Event]]:
+    """Return the URL of a server that treats its connections so, one after another, and for each an event: done."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    done = [threading.Event() for _ in scripts]
+
+    def serve() -> None:
+        with listener, suppress(OSError):
+            for script, event in zip(scripts, done, strict=True):
+                listener.settimeout(LONGEST)
+                with listener.accept()[0] as connection, suppress(OSError):
+                    script(connection)
+                event.set()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/a", done
+
+
+def accept(connection: socket.socket) -> None:
+    """Take one request, and close the connection without a word of it."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_http_a_connection_that_was_closed_while_it_was_idle_costs_no_row_anything() -> None:
+    url, done = answering(accept, accept)
+    with connect(url, {"http.concurrency": "1"}) as broker, broker.sender() as sender:
+        for number in (1, 2):
+            sender.send(Batch.of([Message(value=b"v")], number=number), deadline=time.monotonic() + 9)
+            while not (settled := sender.collect(0.2)):
+                pass
+            assert settled[0].error is None
+            assert not settled[0].failures
+            assert done[number - 1].wait(LONGEST)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"])
+def test_http_a_connection_that_ends_or_speaks_before_its_request_takes_none(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a load balancer without backends does; an answer to a request that was never made is no answer."""
+
+    def hang_up(connection: socket.socket) -> None:
+        connection.sendall(said)
+
+    url, done = answering(hang_up)
+    trace = Connection._trace
+
+    def when_done(self: Connection, event: str, info: Mapping[str, Any]) -> None:
+        trace(self, event, info)
+        if event.endswith("connect_tcp.complete"):
+            assert done[0].wait(LONGEST)
+
+    monkeypatch.setattr(Connection, "_trace", when_done)
+    (error,) = post(url, b"v")
+    assert isinstance(error, Retriable)
+    assert error.code is Code.CONNECTION_LOST
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_http_a_request_that_was_written_and_has_no_answer_is_ambiguous(reset: bool) -> None:
+    def read(connection: socket.socket) -> None:
+        connection.recv(65536)
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    (error,) = post(answering(read)[0], b"v")
+    assert isinstance(error, Ambiguous)
+    assert error.code is Code.CONNECTION_LOST
+
+
+@pytest.mark.parametrize(
+    ("head", "flood"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n", b"fff0\r\n%b\r\n" % (b"x" * 0xFFF0)),
+        (b"HTTP/1.1 400 Bad Request\r\n", b"X-More: %b\r\n" % (b"x" * 9000)),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    ],
+)
+def test_http_a_flood_is_not_read_to_its_end(head: bytes, flood: bytes) -> None:
+    sent = [0]
+
+    def answer(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(head)
+        connection.settimeout(5)
+        while sent[0] < 1 << 32:
+            connection.sendall(flood)
+            sent[0] += len(flood)
+
+    began = time.monotonic()
+    url, done = answering(answer)
+    (error,) = post(url, b"v", seconds=2)
+    assert isinstance(error, BrokerError)
+    assert len(str(error)) < 1000
+    assert done[0].wait(LONGEST), "the connection is still open"
+    assert time.monotonic() - began < 20
+    assert sent[0] < 1 << 32
+
+
+def test_http_a_refusal_that_is_compressed_is_not_expanded(server: Server) -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+    tracemalloc.start()
+    try:
+        error = one(server, Reply(status=400, headers={"Content-Encoding": "gzip"}, body=bomb, keep=False))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert isinstance(error, Permanent)
+
+
+def test_http_a_proxy_that_fails_before_the_tunnel_has_passed_no_event_on() -> None:
+    proxy, _ = answering(lambda connection: connection.recv(65536))
+    (error,) = post("https://nowhere.invalid/a", b"v", proxy=proxy.removesuffix("/a"))
+    assert isinstance(error, Retriable)
+    assert error.code is Code.CONNECTION_LOST
+
+
+def test_http_a_proxy_that_demands_a_login_is_no_passing_failure() -> None:
+    refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
+    proxy, _ = answering(lambda connection: (connection.recv(65536), connection.sendall(refusal)))
+    (error,) = post("https://nowhere.invalid/a", b"v", proxy=proxy.removesuffix("/a"))
+    assert isinstance(error, Fatal)
+    assert error.code is Code.NOT_AUTHENTICATED
+
+
+def test_http_a_rows_time_is_not_spent_on_imports(server: Server) -> None:
+    """They take seconds on a busy machine."""
+    script = f"""
+import sys, time
+from redelivery.contract.message import Batch, Message
+from redelivery.registry import connect
+with connect("{server.url}/a") as broker, broker.sender() as sender:
+    before = {{*sys.modules}}
+    sender.send(Batch.of([Message(value=b"v")], number=1), deadline=time.monotonic() + 60)
+    while not sender.collect(0.2):
+        pass
+    print({{*sys.modules}} - before - {{"encodings.idna", "stringprep"}})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "set()\n"
+    assert values(server) == [b"v"]
 
 
 def test_http_batches_that_follow_at_once_do_not_wait_for_the_same_idle_thread(server: Server) -> None:

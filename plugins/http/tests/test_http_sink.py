@@ -1,15 +1,22 @@
 """The seeds' own dead letter sink, `{uri: http://...}`: letters of events with Knative's attributes, and others."""
 
 import base64
+import json
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 from cloudevents.core.bindings.http import HTTPMessage, from_http
 from cloudevents.core.formats.json import JSONFormat
 
+from redelivery import provisioning
 from redelivery.contract.message import Batch, Message
+from redelivery.errors import ConfigurationError, DeliveryFailed
 from redelivery.formats import dialects
 from redelivery.formats.specs import knative
+from redelivery.registry import connect
 from redelivery.sending import Delivery, Origin
 from redelivery_http.testing import message
 from redelivery_http.testing.server import Posted, Reply, Server
@@ -35,6 +42,11 @@ def server() -> Iterator[Server]:
     there.close()
 
 
+def jwt(**claims: object) -> str:
+    parts = [json.dumps(each).encode() for each in ({"alg": "none"}, claims)]
+    return ".".join([*(base64.urlsafe_b64encode(each).decode().rstrip("=") for each in parts), "c2lnbmF0dXJl"])
+
+
 def deliver(server: Server, spec: str, *messages: Message, **options: str) -> object:
     """Deliver messages to `/orders` as Knative writes the spec, with the sink `/letters`."""
     delivery = f"spec: {{delivery: {{deadLetterSink: {{uri: '{server.url}/letters'}}, {spec}}}}}"
@@ -42,6 +54,50 @@ def deliver(server: Server, spec: str, *messages: Message, **options: str) -> ob
     with Delivery.open(f"{server.url}/orders", knative.read(delivery), origin=Origin(run="r"), options=named) as opened:
         opened.write(Batch.of(messages))
         return opened.finish()
+
+
+def test_http_a_sinks_own_authorities_and_audience_are_as_knatives_destination_has_them(
+    server: Server, tmp_path: Path
+) -> None:
+    """`CACerts` is PEM text; `audience` is what the token of a file must be for, as nobody can request one here."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    letters = Server(context=context)
+    (tmp_path / "token").write_text(jwt(aud="letters"))
+    sink = {
+        "uri": f"{letters.url}/letters",
+        "CACerts": f"{trustme.CA().cert_pem.bytes().decode()}{authority.cert_pem.bytes().decode()}",
+        "audience": "letters",
+        "options": {"token": f"file:{tmp_path}/token"},
+    }
+    server.always("/orders", Reply(status=400, keep=False))
+    spec = knative.read({"retry": 0, "deadLetterSink": sink})
+    with Delivery.open(f"{server.url}/orders", spec, origin=Origin(run="r")) as opened:
+        opened.write(Batch.of([EVENT]))
+        assert opened.finish().dead_lettered == 1
+    (tmp_path / "token").write_text(jwt(aud="orders"))
+    with (
+        Delivery.open(f"{server.url}/orders", spec, origin=Origin(run="r")) as opened,
+        pytest.raises(DeliveryFailed, match="'orders', not 'letters'"),
+    ):
+        opened.write(Batch.of([EVENT]))
+        opened.finish()
+    letters.close()
+    (posted,) = letters.posted("/letters")
+    assert posted.header("authorization") == f"Bearer {jwt(aud='letters')}"
+
+
+def test_http_a_plan_does_not_say_how_to_make_a_sink_that_nothing_here_can_make(server: Server) -> None:
+    sink = f"{server.url}/letters"
+    (said,) = provisioning._of_sinks("carrier://orders", [sink], made=(), place=None, reads=(), options={})
+    assert "is another place" in said
+    assert "redelivery apply" not in said
+
+
+@pytest.mark.parametrize("pem", ["nonsense", "ä", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"])
+def test_http_text_that_holds_no_certificate_is_refused(pem: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"http\.ssl\.ca\.pem must be PEM text with a certificate"):
+        connect("https://h/", {"http.ssl.ca.pem": pem})
 
 
 def read(posted: Posted) -> object:

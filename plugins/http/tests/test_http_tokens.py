@@ -12,7 +12,7 @@ import trustme
 
 from redelivery.codes import Code
 from redelivery.contract.message import Batch, Message
-from redelivery.errors import BrokerError, ConfigurationError, Fatal
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
 from redelivery.registry import connect
 from redelivery_http.client import tokens
 from redelivery_http.testing.server import Reply, Server
@@ -37,25 +37,136 @@ def post(sender: object, number: int = 1) -> BrokerError | None:
     return settled[0].failures[0].error if settled[0].failures else settled[0].error
 
 
-def test_http_a_token_from_a_file_is_read_again_when_it_rotates(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokens, "FRESH", 0.0)
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The file of the token `first-token`."""
     file = tmp_path / "token"
     file.write_text("first-token\n")
+    return file
+
+
+@pytest.fixture
+def read_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request reads its token again."""
+    monkeypatch.setattr(tokens, "FRESH", 0.0)
+    monkeypatch.setattr(tokens, "AGAIN", 0.0)
+
+
+def authorized(server: Server, path: str = "/a") -> list[str | None]:
+    return [each.header("authorization") for each in server.posted(path)]
+
+
+@pytest.mark.usefixtures("read_always")
+def test_http_a_token_from_a_file_is_read_again_when_it_rotates(server: Server, file: Path) -> None:
     with connect(f"{server.url}/a", {"http.token": f"file:{file}"}) as broker, broker.sender() as sender:
         assert post(sender) is None
         file.write_text("second-token\n")
         assert post(sender, 2) is None
-        file.unlink()
-        error = post(sender, 3)
-    assert [each.header("authorization") for each in server.posted("/a")] == [
-        "Bearer first-token",
-        "Bearer second-token",
-    ]
+    assert authorized(server) == ["Bearer first-token", "Bearer second-token"]
+
+
+@pytest.mark.usefixtures("read_always")
+@pytest.mark.parametrize("written", [None, "", "third\ntoken"])
+def test_http_the_former_token_is_sent_while_its_file_is_away_or_half_written(
+    server: Server, file: Path, written: str | None
+) -> None:
+    with connect(f"{server.url}/a", {"http.token": f"file:{file}"}) as broker, broker.sender() as sender:
+        for number in (1, 2):  # also the first request, though the broker was connected before
+            if written is None:
+                file.unlink(missing_ok=True)
+            else:
+                file.write_text(written)
+            assert post(sender, number) is None
+        file.write_text("second-token")
+        assert post(sender, 3) is None
+    assert authorized(server) == ["Bearer first-token"] * 2 + ["Bearer second-token"]
+
+
+def test_http_a_refused_token_is_exchanged_at_once_if_its_file_has_another(file: Path) -> None:
+    server = Server("second-token")
+    with connect(f"{server.url}/a", {"http.token": f"file:{file}"}) as broker, broker.sender() as sender:
+        error = post(sender)
+        assert isinstance(error, Fatal), "the file has no other token"
+        file.write_text("second-token")
+        sender.check(deadline=time.monotonic() + 5)
+        assert post(sender, 2) is None
+    server.close()
+    assert authorized(server) == ["Bearer second-token"]
+
+
+def test_http_a_token_that_rotates_while_it_is_refused_fails_no_row(file: Path) -> None:
+    server = Server("first-token")
+    batch = Batch.of([Message(value=b"%d" % at) for at in range(50)], number=2)
+    with (
+        connect(f"{server.url}/a", {"http.token": f"file:{file}", "http.concurrency": "8"}) as broker,
+        broker.sender() as sender,
+    ):
+        assert post(sender) is None
+        server.token = "second-token"  # noqa: S105 - of a server that keeps nothing
+        file.write_text("second-token")
+        sender.send(batch, deadline=time.monotonic() + 5)
+        while not (settled := sender.collect(0.2)):
+            pass
+    server.close()
+    assert settled[0].error is None
+    assert not settled[0].failures
+    assert sorted(each.body for each in server.posted("/a")) == sorted([b"v", *batch.value.values])
+
+
+def test_http_the_fresh_token_is_tried_once(server: Server, file: Path) -> None:
+    refusals = [0]
+
+    def refuse(*_: object) -> Reply:
+        refusals[0] += 1
+        file.write_text(f"token-{refusals[0]}")
+        return Reply(status=401, keep=False)
+
+    server.reply = refuse
+    with connect(f"{server.url}/a", {"http.token": f"file:{file}"}) as broker, broker.sender() as sender:
+        error = post(sender)
     assert isinstance(error, Fatal)
     assert error.code is Code.NOT_AUTHENTICATED
-    assert "-token" not in str(error)
+    assert refusals == [2]
+
+
+def test_http_a_refused_token_whose_file_is_away_is_retriable_for_a_moment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    options = {"http.token": f"file:{file}", "http.concurrency": "1"}
+    with connect(f"{server.url}/a", options) as broker, broker.sender() as sender:
+        file.unlink()
+        server.answer("/a", Reply(status=401, keep=False))
+        error = post(sender)
+        assert isinstance(error, Retriable)
+        assert error.code is Code.NOT_AUTHENTICATED
+        assert "-token" not in str(error)
+        server.token = "second-token"  # noqa: S105 - of a server that keeps nothing
+        monkeypatch.setattr(tokens, "PATIENCE", 0.0)
+        assert isinstance(post(sender, 2), Fatal)
+        monkeypatch.undo()
+        file.write_text("second-token")
+        assert post(sender, 3) is None
+        file.unlink()
+        server.token = "third-token"  # noqa: S105 - of a server that keeps nothing
+        assert isinstance(post(sender, 4), Retriable), "the time counts from when the file went away again"
+    server.close()
+
+
+def test_http_a_token_that_expires_before_its_file_is_renewed_is_retriable_for_a_moment(
+    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time.time()]
+    monkeypatch.setattr(tokens.time, "time", lambda: now[0])
+    file.write_text(jwt(aud="orders", exp=now[0] + 100))
+    options = {"http.token": f"file:{file}", "http.audience": "orders"}
+    with connect(f"{server.url}/a", options) as broker, broker.sender() as sender:
+        assert post(sender) is None
+        now[0] += 101
+        assert isinstance(post(sender, 2), Retriable)
+        file.write_text(fresh := jwt(aud="orders", exp=now[0] + 100))
+        assert post(sender, 3) is None
+    assert authorized(server)[1] == f"Bearer {fresh}"
 
 
 def test_http_a_token_that_a_server_sends_back_is_in_no_log(
@@ -126,6 +237,12 @@ def test_http_options_that_need_each_other_say_so() -> None:
         with pytest.raises(ConfigurationError) as caught:
             connect("https://h/", options)
         assert "pw" not in str(caught.value)
+
+
+def test_http_options_of_tls_are_refused_where_none_is_spoken() -> None:
+    with pytest.raises(ConfigurationError, match="https"):
+        connect("http://h/", {"http.ssl.ca": "ca.pem"})
+    connect("http://h/", {"http.ssl.ca": "ca.pem", "http.proxy": "https://p"})
 
 
 def test_http_the_proxy_is_one_of_the_hosts_and_the_environments_is_not_used(

@@ -149,9 +149,10 @@ def bare_form_of(message: Message) -> dict[str, Any]:
     form = form_of(message)
     if form["type"] == WRAPPED or message.key is not None or message.timestamp_ms is not None:
         return form
-    prefix = prefix_in(message) or CONTENT_TYPE
-    alone = all(name.lower() == CONTENT_TYPE or name.startswith(prefix) for name, _ in message.headers)
-    if alone and message.id in {None, form["id"]} and message.destination is None and not message.extra:
+    prefix = prefix_in(message)
+    names = [name.lower() for name, _ in message.headers if prefix is None or not name.startswith(prefix)]
+    alone = names in ([], [CONTENT_TYPE]) and message.id in {None, form["id"]}
+    if alone and message.destination is None and not message.extra:
         form.pop(_ENVELOPE, None)
     return form
 

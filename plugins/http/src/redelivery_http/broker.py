@@ -7,6 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from redelivery.contract.broker import Broker, Sender
+from redelivery.errors import ConfigurationError
 from redelivery.kit.address import is_local
 from redelivery_http import BATCHED, CAPABILITIES
 from redelivery_http.address import Address
@@ -43,4 +44,7 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
     """Make a broker for a URL and this plugin's options, without I/O."""
     settings = Settings.parse(options)
     check_token(settings.token)
-    return HttpBroker(Address.parse(url), settings)
+    address = Address.parse(url)
+    if address.scheme == "http" and not (settings.proxy or "").startswith("https:") and settings.has_tls:
+        raise ConfigurationError("http.ssl options, or a sink's CACerts, are for an https URL; correct one of both")
+    return HttpBroker(address, settings)

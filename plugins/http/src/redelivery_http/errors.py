@@ -62,7 +62,7 @@ STATUSES: Final[Mapping[int | str, Rule]] = {
     505: _LATER,
     507: Rule(Retriable, Code.FULL, _NOTHING),
     511: Rule(Retriable, Code.NOT_AUTHENTICATED, f"the network demands a login; {_NOTHING}"),
-    "1xx": Rule(Ambiguous, Code.UNCONFIRMED, _PERHAPS),
+    "1xx": Rule(Fatal, Code.MISCONFIGURED, "the server speaks another protocol than it was asked for: correct the URL"),
     "3xx": _REDIRECTED,
     "4xx": _REJECTED,
     "5xx": _FAILED,
@@ -91,6 +91,8 @@ def _describe(error: Any) -> ClientError:
         paused = error.retry_after if error.status in {429, 503} else 0.0  # Knative heeds it for these two
         codes = (error.status, f"{min(error.status // 100, 5)}xx")  # beyond 599: as RFC 9110, section 15, wants it
         return ClientError(error.text, codes=codes, name=str(error.status), retry_after=paused)
+    if isinstance(error, httpx2.ProxyError):  # its text begins with the proxy's status
+        return ClientError(str(error), codes=(407,) if str(error).startswith("407") else (), name="ProxyError")
     # httpx has no class for TLS; OpenSSL's text begins so, also where the server ends the handshake
     is_tls = "[SSL: " in str(error) and "EOF" not in str(error)
     return ClientError(str(error), codes=("tls",) if is_tls else (), name=type(error).__name__)

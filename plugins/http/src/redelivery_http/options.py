@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -38,6 +39,14 @@ def _proxy(given: str) -> str:
     return given
 
 
+def _certificates(given: str) -> str:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=given)
+    except (OSError, TypeError) as error:  # the latter: it is not ASCII
+        raise ValueError(given) from error
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class Settings(Options, broker="http"):
     """The values of the client options."""
@@ -61,6 +70,13 @@ class Settings(Options, broker="http"):
         secret=True,
     )
     ssl_ca: str | None = text("file of authorities to trust", name="ssl.ca", shown="the system's")
+    ssl_ca_pem: str | None = option(
+        None,
+        "certificates of authorities to trust beside those of http.ssl.ca, or the system's",
+        _certificates,
+        "PEM text with a certificate",
+        name="ssl.ca.pem",
+    )
     ssl_cert: str | None = text("file of our certificate, if the server demands one", name="ssl.cert")
     ssl_key: str | None = text("file of its private key, if it is not in the same file", name="ssl.key")
     token: str | None = secret("bearer token; the file of a file: reference is read again when it may have changed")
@@ -71,3 +87,8 @@ class Settings(Options, broker="http"):
             raise ConfigurationError("http.ssl.key requires http.ssl.cert; give both, or the certificate alone")
         if self.audience is not None and self.token is None:
             raise ConfigurationError("http.audience says what http.token must be for; give both, or the token alone")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether an option concerns TLS."""
+        return any((self.ssl_ca, self.ssl_ca_pem, self.ssl_cert))

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
 
 from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch
@@ -20,6 +21,9 @@ from redelivery_http.client.connection import Connection, tls
 from redelivery_http.client.tokens import Token
 from redelivery_http.errors import TABLE
 from redelivery_http.options import BATCH_BYTES, Settings
+
+if TYPE_CHECKING:
+    import httpx2
 
 #: The part of an attempt's time, at its end, in which no request begins to which an answer is unlikely in time.
 _LAST: Final = 0.25
@@ -77,7 +81,7 @@ class HttpSender(Resource, Sender):
         watch.start()
         try:
             with TABLE.while_doing(self.doing("looking for"), safe=True):
-                response = connection.request("OPTIONS", self._authorization(), b"", deadline)
+                response = self._exchange(connection, "OPTIONS", [], b"", deadline)
                 answer = connection.refusal(response, deadline)
         finally:
             watch.cancel()
@@ -115,6 +119,8 @@ class HttpSender(Resource, Sender):
         with self._to_send:
             self._waiting.clear()
             self._to_send.notify_all()
+        for connection in self._connections:  # else an answer without end keeps its thread for as long as the process
+            connection.end()
 
     def _connection(self) -> Connection:
         """Return a new connection, which is not open yet. Raises BrokerError: a file of the TLS settings is no good."""
@@ -129,9 +135,24 @@ class HttpSender(Resource, Sender):
     def _is_https(self) -> bool:
         return self._address.scheme == "https"
 
-    def _authorization(self) -> codec.Wire:
-        header = self._token.header()
-        return [(b"Authorization", header)] if header else []
+    def _exchange(
+        self, connection: Connection, method: str, headers: codec.Wire, body: bytes, deadline: float
+    ) -> httpx2.Response:
+        """Send a request with the token; again if the server refuses a token that has been replaced since."""
+        token = self._token.header()
+        response = connection.request(method, _login(token) + headers, body, deadline)
+        if response.status_code != HTTPStatus.UNAUTHORIZED:
+            return response
+        try:
+            fresh = self._token.instead_of(token)
+        except BrokerError:
+            response.close()  # else the connection stays taken
+            raise
+        if not fresh:
+            return response
+        connection.drain(response, deadline)
+        connection.finished()
+        return connection.request(method, _login(fresh) + headers, body, deadline)
 
     # --- each in its own thread ---
 
@@ -205,13 +226,12 @@ class HttpSender(Resource, Sender):
     ) -> None:
         """Post a request with these rows, and settle them."""
         try:
-            own = self._authorization()
             began = time.monotonic()
             if pending.deadline - began <= min(2 * self._took, _LAST * (pending.deadline - pending.began)):
                 return  # no answer would come in time, and nobody would know; `collect` tells of the row
             if not all(self._in_flight.sent(pending, index) for index in rows):
                 return
-            response = connection.request("POST", own + headers, body, pending.deadline)
+            response = self._exchange(connection, "POST", headers, body, pending.deadline)
             self._took = time.monotonic() - began
             self._answers += 1  # of threads that do so at once one may not count: it is only seen to grow
             if response.is_success:
@@ -233,3 +253,7 @@ class HttpSender(Resource, Sender):
         assert isinstance(told, BrokerError)  # noqa: S101 - for the type checker
         for index in rows:
             self._in_flight.failed(pending, index, told)
+
+
+def _login(token: bytes) -> codec.Wire:
+    return [(b"Authorization", token)] if token else []

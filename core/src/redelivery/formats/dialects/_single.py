@@ -163,7 +163,7 @@ def attach_all(
         common, columns = bounded_all(context, varying)
         alone = partial(_letter_at, batch, common, columns, lambda each: each, style)
         return _columns.attached(batch, common, columns, style, alone)
-    except Exception:
+    except Exception:  # whatever it is: a fault in this faster way must not keep a row from its sink
         log.exception("the error contexts of a batch could not be written at once; they are written one by one")
     alone = partial(_letter_at, batch, context, varying, bounded, style)
     return Batch.of([alone(row) for row in range(len(batch))], number=batch.number)
@@ -219,7 +219,7 @@ def letter_of(message: Message, bound: Callable[[], ErrorContext], style: Style)
             for each, kept in ways
         )
         letter = next((each for each in letters if each is not None), None)
-    except Exception:
+    except Exception:  # whatever it is: a fault in this faster way must not keep a row from its sink
         log.exception("the error context of a letter could not be written; the letter goes without it")
         letter = None
     return stripped if letter is None else letter

@@ -2,9 +2,10 @@
 
 A destination is `{uri}`, `{ref: {apiVersion, kind, name, namespace}}`, or both: then the uri is relative to what the
 ref resolves to. Ours beyond that: plain text stands for `{uri}`; a list of destinations is a chain, tried in turn;
-`options` holds the sink's own client settings, spelled as the client spells them; `type` is the one under which events
-are reposted there; the uri `native` is the destination's own dead letter queue; a uri without a scheme and without a
-ref names a sibling of the job's destination, another queue or topic at the same broker.
+`options` holds the sink's own client settings, spelled as the client spells them (Knative's `CACerts` and `audience`
+stand for two of them); `type` is the one under which events are reposted there; the uri `native` is the destination's
+own dead letter queue; a uri without a scheme and without a ref names a sibling of the job's destination, another queue
+or topic at the same broker.
 
 Sentences begin after the field's name; errors never quote options.
 """
@@ -23,7 +24,9 @@ from redelivery.errors import InvalidSpec, InvalidURL
 from redelivery.formats.specs.field_types import as_text
 
 _SPACE_OR_CONTROL: Final = re.compile(r"[\s\x00-\x1f\x7f]")
-_SINK: Final = ("uri", "ref", "options", "type")
+#: Knative's fields of a destination that concern the client, and the option that each is.
+_CLIENT: Final = {"CACerts": "ssl.ca.pem", "audience": "audience"}
+_SINK: Final = ("uri", "ref", "options", "type", *_CLIENT)
 _REF: Final = {"kind": "kind", "name": "name", "apiVersion": "api_version", "namespace": "namespace"}
 _NEEDED: Final = ("kind", "name")
 
@@ -117,18 +120,31 @@ def _sink(value: object) -> Sink:
     ref = None if given.get("ref") is None else read_ref(given["ref"])
     if not uri and ref is None:
         raise InvalidSpec("give a uri, as in {uri: 'file:///letters'}, a ref, or both")
+    event_type = given.get("type")
+    if event_type is not None and (not isinstance(event_type, str) or not event_type):
+        raise InvalidSpec("type must be text, as in 'com.example.dead'")
+    sink = Sink(uri=uri, ref=ref, options=_options(given), type=event_type)
+    _check_uri(sink)
+    return sink
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, str]:
     options = {}
     for name, item in _mapping(given.get("options", {}), "options", "{acks: all}").items():
         try:
             options[name] = as_text(item)
         except InvalidSpec as error:
             raise InvalidSpec(f"options.{name} {error}") from None
-    event_type = given.get("type")
-    if event_type is not None and (not isinstance(event_type, str) or not event_type):
-        raise InvalidSpec("type must be text, as in 'com.example.dead'")
-    sink = Sink(uri=uri, ref=ref, options=options, type=event_type)
-    _check_uri(sink)
-    return sink
+    for name, option in _CLIENT.items():
+        item = given.get(name)
+        if item is None:
+            continue
+        if not isinstance(item, str) or not item:
+            raise InvalidSpec(f"{name} must be text")
+        if option in options:
+            raise InvalidSpec(f"{name} and options.{option} mean the same; keep one of both")
+        options[option] = item
+    return options
 
 
 def _write_one(sink: Sink) -> dict[str, Any]:

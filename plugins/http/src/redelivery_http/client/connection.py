@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
+import httpcore2  # noqa: F401 - else the first request imports it, within the time of its row
 import httpx2
 
 from redelivery.kit.options import guard_loggers
@@ -31,6 +32,13 @@ _PATIENCE: Final = 1.0
 _GRACE: Final = 0.2
 #: Events of the transport that bring another stream.
 _CONNECTED: Final = (".connect_tcp.complete", ".start_tls.complete")
+_HEADERS: Final = "http11.send_request_headers.started"
+_BODY: Final = "http11.send_request_body.started"
+#: Errors of a connection that come at any time: before the headers of a request have left, nothing was sent.
+_WRITTEN: Final = (
+    *(httpx2.ReadError, httpx2.WriteError, httpx2.ReadTimeout, httpx2.WriteTimeout),
+    httpx2.RemoteProtocolError,
+)
 #: Seconds that an idle connection is kept: fewer than most servers keep it.
 _IDLE: Final = 4.0
 #: The longest pause, in seconds, that a server gets. A date of the wrong year would stop a job for as long.
@@ -66,6 +74,8 @@ def tls(settings: Settings, *, needed: bool) -> ssl.SSLContext:
     if not needed:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context = ssl.create_default_context(cafile=settings.ssl_ca)
+    if settings.ssl_ca_pem is not None:
+        context.load_verify_locations(cadata=settings.ssl_ca_pem)
     if settings.ssl_cert is not None:
         context.load_cert_chain(settings.ssl_cert, settings.ssl_key, password=lambda: "")  # never ask a terminal
     return context
@@ -87,6 +97,8 @@ class Connection:
         )
         self._stream: Any = None
         self._until: float | None = None
+        self._ended = False
+        self._begun = False  # whether the headers of a request have left, beyond the proxy's tunnel
 
     def request(self, method: str, headers: Headers, body: bytes, until: float) -> httpx2.Response:
         """Send a request and return the answer's head; then call `refusal` or `drain`.
@@ -111,10 +123,13 @@ class Connection:
             extensions={"target": self._target, "timeout": timeouts, "trace": self._trace},
         )
         self._until = until
+        self._begun = False
         try:
             response = self._transport.handle_request(request)
-        except BaseException:
+        except BaseException as error:
             self._until = None
+            if isinstance(error, _WRITTEN) and not self._begun:
+                raise httpx2.ConnectError(f"before the request: {error}") from error
             raise
         timeouts["read"] = min(left, _PATIENCE)  # of the body
         self._until = min(until, time.monotonic() + _PATIENCE)
@@ -138,6 +153,29 @@ class Connection:
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         if event.endswith(_CONNECTED):
             self._stream = info["return_value"]
+        elif event == _HEADERS:
+            self._check_quiet()
+        elif event == _BODY:
+            self._begun = info["request"].method != b"CONNECT"
+
+    def _check_quiet(self) -> None:
+        """Refuse a request after `end`, or where the server has hung up, or speaks before it is asked.
+
+        The pool looks at a connection that was idle, but not at a new one. In TLS only the end can be told.
+        """
+        if self._ended:
+            raise httpx2.ConnectError("this sender is closed")
+        there = self._stream.get_extra_info("socket")
+        there.settimeout(0)
+        try:
+            seen = socket.socket.recv(there, 1, socket.MSG_PEEK)  # of `ssl`'s own `recv` it would be an error
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise httpx2.ConnectError(str(error)) from error
+        if not seen or not isinstance(there, ssl.SSLSocket):
+            said = "spoke before it was asked" if seen else "closed the connection before the request"
+            raise httpx2.ConnectError(f"the server {said}")
 
     def end_if_late(self) -> None:
         """End the connection if a request has passed its time. Any thread may call it.
@@ -145,12 +183,21 @@ class Connection:
         The client's timeouts are those of one read or write: an answer that comes byte by byte, or `1xx` after `1xx`,
         would keep a thread forever.
         """
-        until, stream = self._until, self._stream
-        if until is None or stream is None or time.monotonic() < until + _GRACE:
+        until = self._until
+        if until is not None and time.monotonic() >= until + _GRACE:
+            self._shut_down()
+
+    def end(self) -> None:
+        """End a request that is under way, and refuse any other. Any thread may call it."""
+        self._ended = True
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._stream is None:
             return
         with suppress(OSError):  # it is closed
             # of `ssl`'s own `shutdown` the other thread might go on in plain text
-            socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+            socket.socket.shutdown(self._stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
     @staticmethod
     def refusal(response: httpx2.Response, until: float) -> Answer:

@@ -129,7 +129,7 @@ class Server:
         self._kept: defaultdict[str, list[Posted]] = defaultdict(list)
         self._replies: defaultdict[str, deque[Reply]] = defaultdict(deque)
         self._always: dict[str, Reply | None] = {}
-        self._token = token
+        self.token = token
         self._listener = _Listener((HOST, 0), Handler)
         self._listener.keeper = self
         if context is not None:
@@ -167,7 +167,7 @@ class Server:
 
     def refusal(self, path: str, authorization: str | None) -> Reply | None:
         """Return how every request to a path, with this login, is refused; None: it is not."""
-        if self._token is not None and authorization not in {None, f"Bearer {self._token}"}:
+        if self.token is not None and authorization not in {None, f"Bearer {self.token}"}:
             text = f"the token {authorization} is not known here".encode()
             return Reply(status=401, body=text, keep=False)
         with self._lock:
