@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -23,6 +24,8 @@ from redelivery.registry import installed
 from redelivery.spark.java import local_session
 
 HERE = Path(__file__).parent
+#: PR_SET_CHILD_SUBREAPER of Linux.
+_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Result:
     ratio: float | None
     to: str | None
     peak_bytes_per_row: float | None = None
+    cpu_us_per_row: float | None = None
+    cpu_ratio: float | None = None
 
 
 def main() -> int:
@@ -137,25 +142,53 @@ def of_telemetry(args: argparse.Namespace) -> list[Result]:
 
 def through_spark(module: Ways, count: int, repeat: int, master: str) -> list[Result]:
     """Measure rows/s of every way: medians of `repeat` runs in turns, after one warm-up each."""
-    times: dict[str, list[float]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
     config = module.config() if hasattr(module, "config") else None
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # Spark kills parents of workers: count those too
     with contextlib.closing(_Session(local_session("bench", master=master, config=config))) as session:
         df = module.rows(session.spark, count)
         for turn in range(repeat + 1):
             for way in module.ways():
                 with tempfile.TemporaryDirectory() as folder:
-                    began = time.perf_counter()
+                    began, used = time.perf_counter(), cpu()
                     way.write(df, Path(folder))
-                    took = time.perf_counter() - began
+                    took = time.perf_counter() - began, cpu() - used
                     if way.count is not None and way.count(Path(folder)) != count:
                         raise SystemExit(f"{way.name}: stored {way.count(Path(folder))} rows of {count}")
                 if turn:
                     times.setdefault(way.name, []).append(took)
-    speed = {name: count / statistics.median(each) for name, each in times.items()}
+    speed = {name: count / statistics.median(took for took, _ in each) for name, each in times.items()}
+    each_row = {name: statistics.median(used for _, used in each) / count * 1e6 for name, each in times.items()}
     return [
-        Result(way.name, count, round(speed[way.name]), round(speed[way.name] / speed[way.to], 3), way.to)
+        Result(
+            way.name,
+            count,
+            round(speed[way.name]),
+            round(speed[way.name] / speed[way.to], 3),
+            way.to,
+            cpu_us_per_row=round(each_row[way.name], 1),
+            cpu_ratio=round(each_row[way.name] / each_row[way.to], 3),
+        )
         for way in module.ways()
     ]
+
+
+def cpu() -> float:
+    """Return CPU seconds of this process and its children, Spark's too, but not of a broker: it has its own session."""
+    tick, total = os.sysconf("SC_CLK_TCK"), 0
+    found: dict[int, list[int]] = {}
+    for each in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if each.name.isdigit():
+                words = (each / "stat").read_text().rpartition(")")[2].split()
+                found[int(each.name)] = [int(word) for word in words[1:15]]
+    for pid, numbers in found.items():
+        above: int | None = pid
+        while above is not None and above != os.getpid():
+            above = found[above][0] if above in found else None
+        if above is not None and numbers[2] == os.getsid(0):
+            total += sum(numbers[10:14])
+    return total / tick
 
 
 class _Session:
@@ -222,10 +255,14 @@ def outage(broker: str, rows: int, seconds: float) -> list[Result]:
 def show(results: list[Result]) -> None:
     """Print the table."""
     width = max(len(each.name) for each in results)
-    print(f"{'way':<{width}}  {'rows/s':>10}  {'ratio':>6}  to")
+    print(f"load {os.getloadavg()[0]:.1f}")
+    print(f"{'way':<{width}}  {'rows/s':>10}  {'ratio':>6}  {'CPU us':>7}  {'ratio':>6}  to")
     for each in results:
-        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        print(f"{each.name:<{width}}  {each.rows_per_s:>10,.0f}  {ratio:>6}  {each.to or ''}")
+        ratio, cpu_ratio = ("" if value is None else f"{value:.2f}" for value in (each.ratio, each.cpu_ratio))
+        used = "" if each.cpu_us_per_row is None else f"{each.cpu_us_per_row:.1f}"
+        print(
+            f"{each.name:<{width}}  {each.rows_per_s:>10,.0f}  {ratio:>6}  {used:>7}  {cpu_ratio:>6}  {each.to or ''}"
+        )
         if each.peak_bytes_per_row is not None:
             print(f"{'':<{width}}  peak memory grew by {each.peak_bytes_per_row} bytes a row")
 

@@ -127,23 +127,32 @@ def main(bench: Bench, rows: int) -> int:
     for name, ways in pairs.items():
         if args.only and name not in args.only:
             continue
-        times: dict[str, list[float]] = {}
+        times: dict[str, list[tuple[float, float]]] = {}
         for turn in range(args.repeat + 1):
             for way, run in ways:
                 tag = f"letters-{time.time_ns()}"
                 queue, to = bench.queue(f"{tag}-a"), bench.queue(f"{tag}-b")
                 bench.fill(queue, args.rows)
-                began = time.perf_counter()
+                began, used = time.perf_counter(), time.process_time()
                 done = run(queue, to)
-                took = time.perf_counter() - began
+                took = time.perf_counter() - began, time.process_time() - used
                 if done < args.rows:
                     raise SystemExit(f"{way}: {done} messages of {args.rows}")
                 if turn:
                     times.setdefault(way, []).append(took)
-        speed = {way: args.rows / statistics.median(each) for way, each in times.items()}
         first = ways[0][0]
+        medians = {way: [statistics.median(each) for each in zip(*took, strict=True)] for way, took in times.items()}
         results += [
-            Result(way, args.rows, round(each), round(each / speed[first], 3), first) for way, each in speed.items()
+            Result(
+                way,
+                args.rows,
+                round(args.rows / wall),
+                round(medians[first][0] / wall, 3),
+                first,
+                cpu_us_per_row=round(used / args.rows * 1e6, 1),
+                cpu_ratio=round(used / medians[first][1], 3),
+            )
+            for way, (wall, used) in medians.items()
         ]
     show(results)
     return 0

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
+from faults import containers
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
-from faults.containers import START, provision
 
 
 def _freeze(under_test: BrokerUnderTest) -> Fault:
@@ -26,28 +26,14 @@ def _restart(under_test: BrokerUnderTest) -> Fault:
 
     def end() -> None:
         runtime.process.start()
-        runtime.process.wait(runtime.independent.version, START)
+        runtime.process.wait(runtime.independent.version, containers.START)
 
     return Fault("restart", runtime.process.kill, end)
 
 
-def _queue_deleted(under_test: BrokerUnderTest) -> Fault:
-    return Fault(
-        "queue-deleted",
-        under_test.place.vanish,
-        lambda: provision(under_test),
-        frozenset({"destination", "source"}),
-    )
-
-
 def _dead_letters_deleted(under_test: BrokerUnderTest) -> Fault:
     runtime: Any = under_test.runtime
-    return Fault(
-        "dead-letters-deleted",
-        lambda: runtime.independent.remove(under_test.letters),
-        lambda: provision(under_test),
-        frozenset({"letters"}),
-    )
+    return containers.dead_letters_deleted(under_test, lambda: runtime.independent.remove(under_test.letters))
 
 
 def _dead_letters_full(under_test: BrokerUnderTest) -> Fault:
@@ -64,7 +50,7 @@ def _dead_letters_full(under_test: BrokerUnderTest) -> Fault:
 FAULTS: Final[Mapping[str, Make]] = {
     "freeze": _freeze,
     "restart": _restart,
-    "queue-deleted": _queue_deleted,
+    "queue-deleted": containers.queue_deleted,
     "dead-letters-deleted": _dead_letters_deleted,
     "dead-letters-full": _dead_letters_full,
 }

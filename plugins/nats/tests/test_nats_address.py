@@ -1,7 +1,5 @@
 """URLs, subjects and options: what is read, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from redelivery.errors import ConfigurationError, InvalidURL, Permanent, UnknownOption
@@ -131,8 +129,7 @@ def test_what_is_no_seed_is_refused_and_not_shown(seed: str) -> None:
     assert "58 characters" in str(caught.value)
 
 
-def test_a_file_of_credentials_is_read(tmp_path: Path) -> None:
+def test_a_file_of_credentials_is_read() -> None:
     text = f"-----BEGIN NATS USER JWT-----\nabc\ndef\n------END NATS USER JWT------\n\n*** a warning ***\n\n-----BEGIN USER NKEY SEED-----\n{SEED}\n------END USER NKEY SEED------\n"  # noqa: E501
     assert credentials_in(text) == ("abcdef", SEED)
     assert credentials_in(text.replace("\n", "\r\n")) == ("abcdef", SEED)
-    assert tmp_path

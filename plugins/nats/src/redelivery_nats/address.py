@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote, urlencode
 
@@ -30,6 +31,7 @@ _PORTS: Final = range(1, 1 << 16)
 _EXAMPLE: Final = "it is written 'nats://HOST:PORT/STREAM', with further hosts after commas"
 
 
+@lru_cache(maxsize=1024)
 def check_subject(subject: str) -> str:
     """Return a subject to which rows may be sent.
 

@@ -184,7 +184,9 @@ class NatsAdmin(Asking, Admin):
             warnings.append(f"{name} {text}, whatever the spec of a subscription says")
         if source["config"]["retention"] == "workqueue" and not config.get("filter_subject"):
             held = int(consumer.get("num_pending", 0)) + int(consumer.get("num_ack_pending", 0))
-            stuck = int(source["state"]["messages"]) - held
+            before, now = source["state"], self._stream(self._address)["state"]
+            # Messages come and go meanwhile: so many at least, and exactly so many if none has come.
+            stuck = int(now["messages"]) - (int(now["last_seq"]) - int(before["last_seq"])) - held
             if stuck > 0:
                 text = f"{stuck} messages of {self._address.stream} were delivered too often, and wait for nobody"
                 warnings.append(f"{text}: see its dead letters")

@@ -14,7 +14,7 @@ from typing import Any, Final
 from redelivery.contract.message import Header, Headers, Message
 from redelivery.errors import Permanent
 from redelivery.kit.errors import Code
-from redelivery.kit.packing import from_portable, hashed_id, portable
+from redelivery.kit.packing import as_text, from_portable, hashed_id, portable
 
 OURS: Final = "redelivery"
 ID: Final = "Nats-Msg-Id"
@@ -108,19 +108,11 @@ def _divided(headers: Headers) -> tuple[list[bytes], list[Any]]:
     others: list[Any] = []
     for at, (name, value) in enumerate(headers):
         own = name == OURS or name[:5].lower() == _SERVERS
-        if own or value is None or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value) or not _is_text(value):
+        if own or value is None or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value) or as_text(value) is None:
             others.append([at, name, portable(value)])
         else:
             lines.append(b"%b: %b\r\n" % (name.encode(), value))
     return lines, others
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def decode(block: bytes | None, payload: bytes) -> tuple[Message, str | None]:

@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any, Final
 
@@ -27,14 +27,15 @@ from redelivery.kit.plans import none_if_missing
 from redelivery_nats import codec
 from redelivery_nats.address import Address
 from redelivery_nats.admin import MAX_DELIVERIES
-from redelivery_nats.client.asking import Asking, is_missing
+from redelivery_nats.client.asking import AT_ONCE, Asking, is_missing
 
 _TYPE: Final = "io.nats.jetstream.advisory.v1.max_deliver"
 #: A range of sequences of a stream that was created at that time; a cursor, and a position, have one.
 _SPLIT = re.compile(r"([0-9a-f]{1,16}):([0-9]{1,19})-([0-9]{1,19})")
 _POINT = re.compile(r"([0-9a-f]{1,16}):([0-9]{1,19})")
-_TIME = re.compile(r"([0-9T:-]{19})(?:\.([0-9]+))?(Z|[+-][0-9:]+)")
-_FIRST: Final = "1970-01-01T00:00:00Z"
+#: Bytes of messages that may come at once, before they are base64: a server cuts off a client that 64 MiB wait for.
+_BYTES_AT_ONCE: Final = 24 << 20
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class NatsDeadLetters(Asking, DeadLetters):
 
     def splits(self, wanted: Wanted) -> Sequence[str]:
         self.check_open("dividing")
-        created, first, last = self._bounds()
+        created, first, last, _ = self._bounds()
         if wanted.after is not None:
             first = max(first, self._point(wanted.after, created) + 1)
         if wanted.before is not None:
@@ -106,7 +107,7 @@ class NatsDeadLetters(Asking, DeadLetters):
 
     def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
         self.check_open("looking at")
-        created, first, last = self._bounds()
+        created, first, last, _ = self._bounds()
         if after is not None:
             first = max(first, self._point(after, created) + 1)
         if most is None:
@@ -117,7 +118,7 @@ class NatsDeadLetters(Asking, DeadLetters):
 
     def remove(self, positions: Sequence[str]) -> int:
         self.check_open("removing from")
-        created, _, _ = self._bounds()
+        created, *_ = self._bounds()
         matches = [_POINT.fullmatch(each) for each in dict.fromkeys(positions)]
         numbers = [int(each[2]) for each in matches if each is not None and each[1] == created and int(each[2])]
         self._remove_originals(sorted(numbers))
@@ -125,7 +126,7 @@ class NatsDeadLetters(Asking, DeadLetters):
 
     def purge(self) -> int:
         self.check_open("purging")
-        _, first, last = self._bounds()
+        _, first, last, _ = self._bounds()
         if last < first:
             return 0
         self._remove_originals(range(first, last + 1))
@@ -134,11 +135,11 @@ class NatsDeadLetters(Asking, DeadLetters):
 
     # --- reading ---
 
-    def _bounds(self) -> tuple[str, int, int]:
-        """When the stream was created, and the sequences of its first and last message."""
+    def _bounds(self) -> tuple[str, int, int, int]:
+        """When the stream was created, the sequences of its first and last message, and the bytes of all."""
         found = self._api("looking at", f"STREAM.INFO.{self._address.stream}")
-        created, state = _nanoseconds(found.get("created", _FIRST)), found["state"]
-        return f"{created:x}", max(1, int(state["first_seq"])), int(state["last_seq"])
+        created, state = _microseconds(found["created"]), found["state"]
+        return f"{created:x}", max(1, int(state["first_seq"])), int(state["last_seq"]), int(state["bytes"])
 
     def _point(self, cursor: str, created: str) -> int:
         match = _POINT.fullmatch(cursor)
@@ -159,12 +160,15 @@ class NatsDeadLetters(Asking, DeadLetters):
         return batches(self._letters(match[1], int(match[2]), int(match[3])))
 
     def _letters(self, created: str, first: int, last: int) -> Iterator[Letter]:
-        self._check_created(created, self._bounds()[0])
-        at, most = first, self._messages_at_once()
+        then, *_, size = self._bounds()
+        self._check_created(created, then)
+        at, few = first, self._messages_at_once()
+        most = AT_ONCE if size <= _BYTES_AT_ONCE else few
         while at <= last:
             numbers = range(at, min(at + most, last + 1))
             found = self._existing(self._address, numbers)
-            yield from self._as_letters(created, found)
+            for start in range(0, len(found), few):  # a letter that points may have a large message
+                yield from self._as_letters(created, found[start : start + few])
             at = numbers.stop
             if not found and at <= last:  # a gap: look where it ends
                 nearest = self._next(self._address, at)
@@ -177,8 +181,7 @@ class NatsDeadLetters(Asking, DeadLetters):
             position, death = f"{created}:{each.sequence}", deaths.get(each.sequence)
             if death is None:
                 context = None if each.fault is None else undecodable("nats", each.fault)
-                target = None if each.subject == self._address.subject else each.subject
-                message = replace(each.message, destination=target)
+                message = _under(each, self._address)
                 yield Letter(position=position, message=message, context=context, dead_lettered_ms=each.time_ms)
             else:
                 original = originals.get(death.sequence) if isinstance(death, Death) else None
@@ -202,9 +205,8 @@ class NatsDeadLetters(Asking, DeadLetters):
             text = f"{reason}. The message cannot be read, and so it cannot be redriven: {why}"
             context = replace(context, kind=UNRESOLVED, native_code=word, reason=text)
             return Letter(position=position, message=stored.message, context=context, dead_lettered_ms=stored.time_ms)
-        target = None if original.subject == source.subject else original.subject
-        message = replace(original.message, destination=target)
-        context = replace(context, target=target)
+        message = _under(original, source)
+        context = replace(context, target=message.destination)
         if original.fault is not None:
             context = undecodable("nats", original.fault)
         return Letter(position=position, message=message, context=context, dead_lettered_ms=stored.time_ms)
@@ -235,8 +237,12 @@ class NatsDeadLetters(Asking, DeadLetters):
         found = answer["message"]
         block, payload = (base64.b64decode(found.get(name) or "") for name in ("hdrs", "data"))
         message, fault = codec.decode(block, payload)
-        time_ms = _nanoseconds(found["time"]) // 1_000_000
-        return Stored(int(found["seq"]), str(found["subject"]), message, fault, time_ms)
+        return Stored(int(found["seq"]), str(found["subject"]), message, fault, _microseconds(found["time"]) // 1000)
+
+    def _messages_at_once(self) -> int:
+        """Return how many stored messages may be asked for at once: each may be as large as the server accepts."""
+        most = self._settings.max_payload
+        return max(1, min(AT_ONCE, _BYTES_AT_ONCE // int(self._connected().server.get("max_payload") or most)))
 
     # --- removing ---
 
@@ -293,14 +299,16 @@ def _is_advisory(stored: Stored) -> bool:
     return stored.subject.startswith(f"{MAX_DELIVERIES}.")
 
 
+def _under(stored: Stored, address: Address) -> Message:
+    """Return a message with the subject that it was sent under, where that is its own."""
+    own = stored.subject != address.subject
+    return replace(stored.message, destination=stored.subject) if own else stored.message
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _nanoseconds(text: str) -> int:
-    """Return nanoseconds since the epoch of a time as the server writes it: `2026-11-23T04:34:48.66236674Z`."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        return 0
-    seconds = int(datetime.fromisoformat(match[1] + match[3]).timestamp())
-    return seconds * 1_000_000_000 + int(f"{match[2] or '':0<9}"[:9])
+def _microseconds(text: str) -> int:
+    """Return microseconds since the epoch of a time as the server writes it: `2026-11-23T04:34:48.66236674Z`."""
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)

@@ -93,13 +93,9 @@ _BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
     ApiError: _REFUSED,
     StatusError: _LATER,
     DeniedError: _DENIED,
-    nats.Error: _LOST,  # what is not the protocol: half of a line, nothing where the server greets
+    nats.Error: _LOST,  # also what is not the protocol: half of a line, nothing where the server greets
     nats.AuthorizationError: _LOGIN,
-    nats.ConnectionClosedError: _LOST,
     nats.NoServersError: Rule(Retriable, Code.CONNECTION_LOST, "no server answers; nothing was sent"),
-    nats.StaleConnectionError: _LOST,
-    nats.UnexpectedEOF: _LOST,
-    nats.ProtocolError: _LOST,
     nats.InvalidUserCredentialsError: _LOGIN,
     nats.SecureConnRequiredError: Rule(Fatal, Code.TLS_FAILED, "set nats.tls"),
     nats.SecureConnWantedError: Rule(Fatal, Code.TLS_FAILED, "this server has no TLS; enable it, or unset nats.tls"),

@@ -28,7 +28,8 @@ from redelivery_nats.client.connection import Connection, command, payload_of, s
 from redelivery_nats.errors import NOBODY, TABLE, StatusError
 from redelivery_nats.options import Settings
 
-#: Seconds that one pull waits on the server, and the part of a lease that may pass in it.
+#: Seconds that one pull waits on the server, and the part of a lease that may pass in it, and between two looks at the
+#: consumer: an operator may change it.
 _LONGEST: Final = 5.0
 _PART: Final = 0.25
 #: Seconds that an answer may take beyond that.
@@ -45,14 +46,14 @@ _SHORT: Final = 9
 
 
 class Lease(KitLease):
-    """The right to settle a message: `reply` is the subject of its acknowledgement, `wait` the lease's length."""
+    """The right to settle a message: `reply` is the subject of its acknowledgement, `attempt` counts its deliveries."""
 
-    __slots__ = ("reply", "wait")
+    __slots__ = ("attempt", "reply")
 
-    def __init__(self, expires: float, reply: str, wait: float) -> None:
+    def __init__(self, expires: float, reply: str, attempt: int) -> None:
         super().__init__(expires)
         self.reply = reply
-        self.wait = wait
+        self.attempt = attempt
 
 
 class NatsReceiver(Asking, Receiver):
@@ -61,18 +62,20 @@ class NatsReceiver(Asking, Receiver):
     def __init__(self, address: Address, settings: Settings) -> None:
         super().__init__(address, settings)
         self._place = f"stream {address.stream!r}, consumer {address.consumer!r}"
+        self._next = f"{settings.api_prefix}.CONSUMER.MSG.NEXT.{address.stream}.{address.consumer}"
         self._arrived: list[tuple[bytes, bytes, bytes, bytes | None]] = []
         self._ended: Exception | None = None
         self._changed = threading.Condition()
         #: The lease's length in seconds, by the number of the delivery; the last one counts for all further.
-        self._waits: list[float] = []
+        self._waits = [0.0]
+        #: When the consumer was looked at, monotonic seconds.
+        self._looked = -math.inf
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         self.check_open("receiving from")
         end = time.monotonic() + wait
         if max_messages <= 0:
             return []
-        self._look_at_consumer()
         received = self._pull(max_messages, _AT_ONCE)
         while not received and (left := end - time.monotonic()) > 0:
             received = self._pull(1, min(left, _LONGEST, _PART * min(self._waits)))
@@ -93,16 +96,17 @@ class NatsReceiver(Asking, Receiver):
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:  # noqa: ARG002 - `leases_as_asked`
         self.check_open("prolonging leases of")
+        self._look_at_consumer()
         valid = {at: each.lease for at, each in enumerate(leases) if is_held(each)}
         begun = time.monotonic()
         answers = self._ask("prolonging leases of", [(lease.reply, b"+WPI", b"") for lease in valid.values()])
         ends: dict[int, float | BrokerError | None] = {}
         for (at, lease), answer in zip(valid.items(), answers, strict=True):
-            ends[at] = self._error(answer, "prolonging leases of") or begun + lease.wait
+            ends[at] = self._error(answer, "prolonging leases of") or begun + self._lasts(lease.attempt)
         return answer_extend(leases, ends, self._lost)
 
     def _new_connection(self) -> Connection:
-        self._waits = []
+        self._looked = -math.inf
         return Connection(self._address, self._settings, self._place, on_delivery=self._deliver, on_lost=self._cut)
 
     # --- receiving ---
@@ -110,7 +114,8 @@ class NatsReceiver(Asking, Receiver):
     def _look_at_consumer(self) -> None:
         """Learn how long leases last. Raises BrokerError: the consumer does not exist, or cannot be pulled from."""
         self._connected()
-        if self._waits:
+        now = time.monotonic()
+        if now < self._looked + _PART * min(self._waits):
             return
         what = f"CONSUMER.INFO.{self._address.stream}.{self._address.consumer}"
         config = self._api("receiving from", what)["config"]
@@ -118,16 +123,21 @@ class NatsReceiver(Asking, Receiver):
             text = "is not a pull consumer with explicit acknowledgements; make one, or name another in the URL"
             raise Fatal(f"nats: {self.doing('receiving from')}: this consumer {text}", code=Code.MISCONFIGURED)
         self._waits = [each / _NANO for each in config.get("backoff") or [config["ack_wait"]]]
+        self._looked = now
+
+    def _lasts(self, attempt: int) -> float:
+        """Return the length of the lease of a message's delivery, seconds."""
+        return self._waits[min(max(1, attempt), len(self._waits)) - 1]
 
     def _pull(self, count: int, seconds: float) -> list[Received]:
         """Ask for messages, and return them when all are there, or the server says that it has no more."""
+        self._look_at_consumer()
         connection = self._connected()
-        subject = f"{self._settings.api_prefix}.CONSUMER.MSG.NEXT.{self._address.stream}.{self._address.consumer}"
         body = {"batch": count, "expires": _nanos(seconds)}
         self._arrived, self._ended = [], None
         begun = time.monotonic()
-        reply = connection.expect(self._end, subject)
-        connection.write(command(subject, reply, json.dumps(body).encode()))
+        reply = connection.expect(self._end, self._next)
+        connection.write(command(self._next, reply, json.dumps(body).encode()))
         with self._changed:
             done = self._changed.wait_for(
                 lambda: self._ended is not None or len(self._arrived) >= count, seconds + _ROUND_TRIP
@@ -143,12 +153,13 @@ class NatsReceiver(Asking, Receiver):
         return [each for raw in arrived if (each := self._received(raw, begun)) is not None]
 
     def _pull_error(self, error: Exception) -> BrokerError:
-        self._waits = []  # the consumer may have been deleted, or made again
+        self._looked = -math.inf  # the consumer may have been deleted, or made again
         if isinstance(error, StatusError) and error.status == NOBODY:
             self._look_at_consumer()  # it may exist, and its leader move to another server
             error = StatusError(409, "the consumer does not answer now")
-        subject = f"{self._settings.api_prefix}.CONSUMER.MSG.NEXT.{self._address.stream}.{self._address.consumer}"
-        return TABLE.error(error, self.doing("receiving from"), safe=True, needs=f"the right to publish to {subject}")
+        return TABLE.error(
+            error, self.doing("receiving from"), safe=True, needs=f"the right to publish to {self._next}"
+        )
 
     def _received(self, raw: tuple[bytes, bytes, bytes, bytes | None], begun: float) -> Received | None:
         subject, reply, payload, headers = raw
@@ -161,11 +172,11 @@ class NatsReceiver(Asking, Receiver):
         under = subject.decode("utf-8", "replace")
         if under != self._address.subject:
             message = replace(message, destination=under)
-        lasts = self._waits[min(attempt, len(self._waits)) - 1] if self._waits else 0.0
+        lasts = self._lasts(attempt)
         return Received(
             message=message,
             attempt=max(1, attempt),
-            lease=Lease(begun + lasts, settles, lasts),
+            lease=Lease(begun + lasts, settles, attempt),
             expires=begun + lasts,
             position=f"{sequence}-{stamp}",
             lasting=True,
@@ -196,7 +207,9 @@ class NatsReceiver(Asking, Receiver):
         """Send letters to the dead letter stream; return the errors of those that were not confirmed."""
         subject = self._address.dead_letters.subject
         failed: dict[int, BrokerError] = {}
+        most = self._largest(self._connected()) if letters else 0
         requests: dict[int, Request] = {}
+        silent: BrokerError | None = None
         for at, (received, outcome) in letters:
             each = outcome.letter
             # Without an identity of its own it has the message's place: terminated twice, it is one letter.
@@ -209,7 +222,7 @@ class NatsReceiver(Asking, Receiver):
                     each.id,
                     known_by,
                     each.timestamp_ms,
-                    most=self._settings.max_payload,
+                    most=most,
                 )
                 requests[at] = (subject, payload, block)
             except BrokerError as error:
@@ -218,6 +231,9 @@ class NatsReceiver(Asking, Receiver):
             answers = self._ask("sending letters of", list(requests.values()), end=end)
             for at, answer in zip(requests, answers, strict=True):
                 refused = self._error(answer, "sending letters of", rows=1, is_stored=True)
+                if isinstance(answer, StatusError) and answer.status == NOBODY:
+                    silent = silent or self._nobody("sending letters of", subject, answer)
+                    refused = silent
                 if refused is not None:
                     failed[at] = refused
         return failed

@@ -31,7 +31,6 @@ class NatsSender(Asking, Sender):
     def __init__(self, address: Address, settings: Settings) -> None:
         super().__init__(address, settings)
         self._in_flight = InFlight("nats", self._place, window=settings.in_flight)
-        self._subjects: dict[str, BrokerError | None] = {}
         #: Rows whose subject nobody listens to, by subject, until the server has said whether a stream has it.
         self._nowhere: dict[str, list[tuple[SentBatch, int]]] = {}
 
@@ -40,8 +39,7 @@ class NatsSender(Asking, Sender):
         time_left(deadline, self.doing(f"nats: {doing}"))
         (answer,) = self._ask(doing, [(subject, b"", _PROBE)], end=deadline)
         if isinstance(answer, StatusError) and answer.status == NOBODY:
-            (names,) = self._api_all(doing, [("STREAM.NAMES", {"subject": subject})])
-            raise self._missing(names.get("streams") if isinstance(names, dict) else None, subject, answer)
+            raise self._nobody(doing, subject, answer)
         if isinstance(answer, Exception):
             raise TABLE.error(answer, self.doing(doing), safe=True, needs=f"the right to publish to {subject}")
         try:
@@ -75,8 +73,7 @@ class NatsSender(Asking, Sender):
 
     def _write(self, connection: Connection, sent: SentBatch, rows: range) -> None:
         batch, own = sent.batch, self._address.subject
-        # The server closes the connection at a message that is larger than it accepts.
-        most = min(self._settings.max_payload, int(connection.server.get("max_payload") or self._settings.max_payload))
+        most = self._largest(connection)
         is_source = not self._address.is_dead_letters
         columns: tuple[Column[Any] | None, ...] = (
             batch.key,
@@ -94,7 +91,7 @@ class NatsSender(Asking, Sender):
             subject = own
             try:
                 if targets[index] is not None:
-                    subject = self._target(targets[index])
+                    subject = check_subject(targets[index])
                 block, payload = codec.encode(
                     values[index],
                     keys[index],
@@ -113,21 +110,6 @@ class NatsSender(Asking, Sender):
                 reply = connection.expect(self._answered, subject, sent, index)
                 written.append(command(subject, reply, payload, block))
         connection.write(b"".join(written))
-
-    def _target(self, subject: str) -> str:
-        if subject not in self._subjects:
-            try:
-                check_subject(subject)
-                refused: BrokerError | None = None
-            except Permanent as error:
-                refused = error
-            if len(self._subjects) > codec.HEADERS_BYTES:
-                self._subjects.clear()
-            self._subjects[subject] = refused
-        known = self._subjects[subject]
-        if known is not None:
-            raise known
-        return subject
 
     # --- in the connection's thread ---
 
@@ -161,25 +143,14 @@ class NatsSender(Asking, Sender):
             connection.write(command(asked, reply, json.dumps({"subject": subject}).encode()))
 
     def _looked(self, answer: bytes | Exception, subject: str, _: object) -> None:
-        names = None
-        cause: Exception = StatusError(NOBODY, "no responders: no stream has this subject")
-        try:
-            names = answered(answer).get("streams")
-        except Exception as error:  # noqa: BLE001 - it tells no names
-            cause = error
+        cause = StatusError(NOBODY, "no responders: no stream has this subject")
         for sent, index in self._nowhere.pop(subject, ()):
-            own = subject == self._address.subject
-            missing = self._missing(names, subject, cause)
-            self._in_flight.failed(sent, index, missing if own or names else missing.reclassified(Permanent))
-
-    def _missing(self, names: Any, subject: str, cause: Exception) -> BrokerError:
-        """Return the error of a subject that nobody listens to; nothing was stored."""
-        if names:
-            text = f"the stream {names[0]!r} does not answer now; nothing was stored"
-            error: BrokerError = Retriable(f"nats: {self.doing('sending to')}: {text}", code=Code.UNAVAILABLE)
-            error.__cause__ = cause
-            return error
-        return TABLE.error(cause, self.doing(f"sending under {subject!r} to"))
+            try:
+                error = self._silent("sending to", subject, answered(answer), cause)
+            except Exception as failure:  # noqa: BLE001 - the table sorts it
+                error = TABLE.error(failure, self.doing("sending to"), safe=True)
+            is_rows = isinstance(error, Fatal) and subject != self._address.subject
+            self._in_flight.failed(sent, index, error.reclassified(Permanent) if is_rows else error)
 
     def _fail(self, sent: SentBatch, index: int, error: Exception) -> None:
         subject = self._subject_of(sent, index)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, Retriable
+from redelivery.kit.errors import Code
 from redelivery.kit.roles import Resource
 from redelivery_nats.address import Address
 from redelivery_nats.client.connection import Connection, answered, command
@@ -19,8 +20,6 @@ from redelivery_nats.options import Settings
 PATIENCE: Final = 20.0
 #: Requests that are asked at once.
 AT_ONCE: Final = 256
-#: Bytes of answers that may come at once, before they are base64: a server cuts off a client that 64 MiB wait for.
-_BYTES_AT_ONCE: Final = 24 << 20
 
 #: A request: its subject, its payload, and its block of headers.
 Request = tuple[str, bytes, bytes]
@@ -136,10 +135,25 @@ class Asking(Resource):
                 found.append(TABLE.error(error, self.doing(doing), safe=safe, needs=needs))
         return found
 
-    def _messages_at_once(self) -> int:
-        """Return how many stored messages may be asked for at once: each may be as large as the server accepts."""
-        largest = int(self._connected().server.get("max_payload") or self._settings.max_payload)
-        return max(1, min(AT_ONCE, _BYTES_AT_ONCE // largest))
+    def _nobody(self, doing: str, subject: str, cause: Exception) -> BrokerError:
+        """Ask which stream has a subject that nobody listens to, and return the error."""
+        (found,) = self._api_all(doing, [("STREAM.NAMES", {"subject": subject})])
+        return found if isinstance(found, BrokerError) else self._silent(doing, subject, found, cause)
+
+    def _silent(self, doing: str, subject: str, found: Mapping[str, Any], cause: Exception) -> BrokerError:
+        """Return the error of a subject that nobody listens to: its stream may be moving to another server."""
+        streams = found.get("streams")
+        if not streams:
+            return TABLE.error(cause, f"{doing} the subject {subject!r}")
+        text = f"the stream {streams[0]!r} does not answer now; nothing was stored"
+        error = Retriable(f"nats: {self.doing(doing)}: {text}", code=Code.UNAVAILABLE)
+        error.__cause__ = cause
+        return error
+
+    def _largest(self, connection: Connection) -> int:
+        """Return the size of the largest message: the server closes the connection at one that it does not accept."""
+        most = self._settings.max_payload
+        return min(most, int(connection.server.get("max_payload") or most))
 
     def _release(self) -> None:
         connection, self._connection = self._connection, None

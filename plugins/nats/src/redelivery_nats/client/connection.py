@@ -27,7 +27,6 @@ OnAnswer = Callable[[bytes | Exception, Any, Any], None]
 OnDelivery = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 _PING: Final = 20
-_VIOLATION: Final = "permissions violation for "
 
 guard_loggers("nats")
 
@@ -137,18 +136,19 @@ class Connection(LoopThread):
             on_answer(payload if headers is None else _answer(headers, payload), one, other)
 
     async def _failed(self, error: Exception) -> None:
-        """Note an error that the client reports. A denial says which subject, in lower case."""
+        """Note an error that the client reports. A denial says which subject, quoted as in Go."""
         self._error = error
-        found = str(error).partition(_VIOLATION)[2]
-        if not found:
+        if self._client is None or "permissions violation" not in str(error):
             return
-        denied = DeniedError(f"permissions violation for {found}")
-        what, _, subject = found.partition(' to "')
-        subject = subject.partition('"')[0]
-        if what == "subscription":  # no request will have an answer
+        text = self._client.said.removeprefix("-ERR ").strip("'")
+        denied = DeniedError(text)
+        what, _, subject = text.partition(' to "')
+        no_answers = what.endswith("Subscription")
+        if no_answers:
             self._unanswered = denied
         for number, (on_answer, asked, one, other) in list(self._waiting.items()):
-            if (what == "subscription" or asked.lower() == subject) and number in self._waiting:
+            same = no_answers or subject.startswith(asked.replace("\\", "\\\\").replace('"', '\\"') + '"')
+            if same and number in self._waiting:
                 del self._waiting[number]
                 on_answer(denied, one, other)
 
@@ -170,17 +170,10 @@ class Connection(LoopThread):
 
 def command(subject: str, reply: str, payload: bytes, block: bytes = b"") -> bytes:
     """Return the command that sends a message with its block of headers, if it has one."""
+    head = f"{subject} {reply} ".encode()
     if not block:
-        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(payload), payload)
-    size = len(block)
-    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
-        subject.encode(),
-        reply.encode(),
-        size,
-        size + len(payload),
-        block,
-        payload,
-    )
+        return b"PUB %b%d\r\n%b\r\n" % (head, len(payload), payload)
+    return b"HPUB %b%d %d\r\n%b%b\r\n" % (head, len(block), len(block) + len(payload), block, payload)
 
 
 def payload_of(answer: bytes | Exception) -> bytes:

@@ -18,7 +18,10 @@ OnMessage = Callable[[bytes, bytes, bytes, bytes | None], None]
 #: Bytes of a seed: its prefix, the key, a checksum.
 _SEED: Final = 36
 #: Names of nats-py's client that are used here.
-NAMES: Final = ("_process_msg", "_process_info", "_transport", "_public_nkey", "_server_info", "_auth_configured")
+NAMES: Final = (
+    *("_process_msg", "_process_info", "_process_err", "_ps"),
+    *("_transport", "_public_nkey", "_server_info", "_auth_configured"),
+)
 
 
 class Client(NatsClient):
@@ -33,6 +36,8 @@ class Client(NatsClient):
         super().__init__()
         self._on_message = on_message
         self._needs_tls = needs_tls
+        #: The server's last error, as it wrote it.
+        self.said = ""
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:  # noqa: ARG002
         self._on_message(bytes(subject), bytes(reply), data, headers)
@@ -43,6 +48,11 @@ class Client(NatsClient):
                 raise errors.SecureConnWantedError
             self._server_info["tls_required"] = True
         await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Keep the line, at the front of what is parsed: the text is in small letters, and subjects differ by case."""
+        self.said = self._ps.buf[: self._ps.buf.find(b"\r\n")].decode("utf-8", "replace")
+        await super()._process_err(err_msg)
 
     def write(self, data: bytes) -> None:
         """Write whole commands; call it in the loop."""

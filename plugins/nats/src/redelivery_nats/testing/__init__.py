@@ -54,7 +54,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 class Independent:
     """nats-py's own client in a loop of its own, for tests that block."""
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str | list[str], **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -307,7 +307,7 @@ class NatsRuntime(Runtime):
         self.process = process
         self.wrong_login: Mapping[str, str] | None = None
         self._address = address
-        self.independent = Independent(",".join(address.servers), **{**_login(self.options), **(client or {})})
+        self.independent = Independent(address.servers, **{**_login(self.options), **(client or {})})
         self.description = f"nats-server at {address.hosts[0][0]}"
         host, port = address.hosts[0]
         self.proxy = None if process is None else Proxy(host, port)
