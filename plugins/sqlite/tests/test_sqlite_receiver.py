@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from redelivery.base.clock import SystemClock
 from redelivery.contract.broker import Accept, Broker, Received, Release, Retry, Terminate
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
@@ -140,6 +141,27 @@ def test_sqlite_closing_ends_a_wait_and_an_empty_queue_needs_no_write_lock(broke
         for act in (lambda: receiver.receive(1, wait=0), lambda: receiver.settle([]), lambda: receiver.extend([], 1)):
             with pytest.raises(Fatal, match="closed"):
                 act()
+
+
+@pytest.mark.parametrize("looks", [1, 2], ids=["while-it-looks", "while-it-takes"])
+def test_sqlite_closing_ends_a_receive_that_reads_the_file(broker, monkeypatch, looks):
+    """As it ends a wait: the message stays."""
+
+    class Closing(SystemClock):
+        left = looks
+
+        def wall_ms(self):
+            self.left -= 1
+            if not self.left:
+                receiver.close()
+            return super().wall_ms()
+
+    send(broker, Message(value=b"x"))
+    receiver = broker.receiver()
+    monkeypatch.setattr(receiver, "_clock", Closing())
+    assert not receiver.receive(1, wait=0)
+    with broker.receiver() as other:
+        assert [each.message.value for each in other.receive(1, wait=0)] == [b"x"]
 
 
 def test_sqlite_a_busy_file_is_retriable_and_nothing_is_leased_or_settled(url):

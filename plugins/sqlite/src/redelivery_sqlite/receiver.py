@@ -65,6 +65,14 @@ class SqliteReceiver(Resource, Receiver):
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         self.check_open("receiving from")
+        try:
+            return self._receive(max_messages, wait)
+        except BrokerError:
+            if self.is_closed:  # by another thread, while the file was in use: leases end by themselves
+                return []
+            raise
+
+    def _receive(self, max_messages: int, wait: float) -> Sequence[Received]:
         begun = self._clock.monotonic()
         pause = _LOOK_FIRST
         while max_messages > 0:

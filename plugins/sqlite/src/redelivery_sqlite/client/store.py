@@ -152,7 +152,7 @@ class Store:
         try:
             connection.execute("COMMIT")
         except ERRORS as error:
-            undone = connection.in_transaction  # if so, nothing was committed for certain
+            undone = _in_transaction(connection)  # if so, nothing was committed for certain
             self._rollback(connection)
             raise (TABLE.error if undone else commit_error)(error, doing) from error
         if self._identity() != self._opened:
@@ -251,7 +251,7 @@ class Store:
 
     def _rollback(self, connection: sqlite3.Connection) -> None:
         self._numbers.clear()  # a queue created in the transaction is gone
-        if connection.in_transaction:
+        if _in_transaction(connection):
             try:
                 connection.execute("ROLLBACK")
             except ERRORS:
@@ -364,3 +364,11 @@ def _advice(address: Address) -> str:
 
 def _refuse_foreign(doing: str) -> NoReturn:
     raise Fatal(f"sqlite: {doing}: this is another program's database; name another file", code=Code.CORRUPT)
+
+
+def _in_transaction(connection: sqlite3.Connection) -> bool:
+    """Whether a transaction is open: none is in a connection that another thread has closed."""
+    try:
+        return connection.in_transaction
+    except ERRORS:
+        return False
