@@ -10,8 +10,9 @@ from redelivery.contract.broker import Broker, Capabilities, Failure, Sender, Se
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable, Throttled, Unattributed
 
-#: What may happen to a row in one attempt. "lost" and "stored" are ambiguous, "culprit" fails its whole batch.
-OUTCOMES = ("ok", "retriable", "throttled", "lost", "stored", "permanent", "culprit")
+#: What may happen to a row in one attempt. "lost" and "stored" are ambiguous, "culprit" fails its whole batch, and
+#: "unsent" is a row for which no time was left; where order is kept it is "retriable".
+OUTCOMES = ("ok", "retriable", "throttled", "lost", "stored", "permanent", "culprit", "unsent")
 
 
 @dataclass
@@ -128,6 +129,10 @@ class ScriptedSender(Sender):
                 if fate not in {"culprit", "ok"}:
                     broker.script[message.id or ""].insert(0, fate)
                 continue
+            if fate == "unsent" and not batch.ordered:
+                broker.attempts[message.id or ""] -= 1
+                failures.append(Failure(index, NotSent("no time was left")))
+                continue
             if fate != "ok" and message.key is not None and batch.ordered and broker.capabilities.order:
                 stopped.add(message.key)
             if fate in {"ok", "stored"}:
@@ -159,6 +164,7 @@ class ScriptedSender(Sender):
 
 _ERRORS: dict[str, Callable[[], BrokerError]] = {
     "retriable": lambda: Retriable("try again", native_code="Busy"),
+    "unsent": lambda: Retriable("no time was left", native_code="Busy"),
     "throttled": lambda: Throttled("slow down", native_code="Throttled", retry_after=5.0),
     "lost": lambda: Ambiguous("no answer", native_code="NoAnswer"),
     "stored": lambda: Ambiguous("no answer", native_code="NoAnswer"),

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from scripted import FakeClock, ScriptedBroker
+from scripted import FakeClock, ScriptedBroker, ScriptedSender
 
 from redelivery.base.secrets import LONGEST, guard_loggers
 from redelivery.contract.broker import Failure, Limits, Settled
@@ -17,9 +17,11 @@ from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import FOREVER, DeliverySpec, Sink
 from redelivery.errors import (
     Ambiguous,
+    BrokerError,
     ContractViolation,
     DeliveryFailed,
     Fatal,
+    NotSent,
     Permanent,
     Retriable,
     ToleranceExceeded,
@@ -27,6 +29,7 @@ from redelivery.errors import (
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
 from redelivery.sending import Bounds, Engine, Origin, Rejected, SendQueue
+from redelivery.sending.ordering import KeyOrder
 from redelivery.sending.report import DeliveryReport
 
 SECOND = timedelta(seconds=1)
@@ -86,6 +89,41 @@ def test_only_the_failed_rows_of_a_batch_are_sent_again() -> None:
     ]
     assert setup.engine.report.retried == 2
     assert setup.engine.report.retries == 3
+
+
+def test_a_row_that_no_time_was_left_for_uses_up_no_attempt() -> None:
+    setup = EngineSetup(retry=0)
+    setup.work.latency = 0.5
+    setup.work.script = {"b": ["unsent"], "c": ["unsent", "unsent"], "d": ["unsent", "unsent", "permanent"]}
+    setup.take("a", "b", "c", "d")
+    setup.run()
+    assert [ids for _, ids, _ in setup.work.sends] == [["a", "b", "c", "d"], ["b", "c", "d"], ["c", "d"]]
+    assert setup.work.stored_ids() == {"a": 1, "b": 1, "c": 1}
+    assert (setup.engine.report.retries, setup.engine.report.record_failures) == (0, 1)
+    letter = dialects.read(setup.sinks[0].stored[0])
+    assert letter is not None
+    assert (letter.message_id, letter.attempts) == ("d", 1)
+    assert letter.first_failure_ms == letter.last_failure_ms == 1_001_500, "it failed when it was tried"
+
+
+def test_a_letter_that_no_time_was_left_for_is_sent_to_its_sink_again() -> None:
+    setup = EngineSetup(retry=0)
+    setup.work.script = {"a": ["permanent"], "b": ["permanent"]}
+    setup.sinks[0].script = {"b": ["unsent"]}
+    setup.take("a", "b")
+    setup.run()
+    assert setup.sinks[0].stored_ids() == {"a": 1, "b": 1}
+    assert setup.engine.report.accounted
+
+
+def test_rows_that_are_never_sent_where_nothing_answers_are_given_up() -> None:
+    """Otherwise a plugin that takes an outage for a lack of time would be asked forever."""
+    setup = EngineSetup(retry=2, **LINEAR)
+    setup.work.script = {"a": ["unsent"] * 2000, "b": ["unsent"] * 2000}
+    setup.take("a", "b")
+    setup.run()
+    assert setup.sinks[0].stored_ids() == {"a": 1, "b": 1}
+    assert len(setup.work.sends) == 3
 
 
 def test_a_waiting_record_never_holds_up_its_neighbours() -> None:
@@ -524,3 +562,16 @@ def test_an_event_is_reposted_under_the_sinks_or_the_specs_type_and_its_own_come
         (letter,) = setup.sinks[0].stored
         assert json.loads(letter.value or b"")["type"] == found
         assert dialects.redriven(letter).value == EVENT.value
+
+
+@pytest.mark.parametrize(("ordered", "kind"), [(True, NotSent), (False, Retriable)])
+def test_rows_behind_a_failed_one_of_their_key_are_no_attempt_even_where_nothing_else_was_tried(
+    ordered: bool, kind: type[BrokerError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [send_queue] = EngineSetup(sinks=0).send_queues
+    if ordered:
+        send_queue.keep_order(KeyOrder(native=True, park=False, release=lambda _: None))
+    monkeypatch.setattr(ScriptedSender, "_settle", lambda _, sent: Settled(batch=sent.number, error=NotSent("behind")))
+    send_queue.send(Batch.of([Message(value=b"v", key=b"k")]))
+    [result] = send_queue.collect(0.0)
+    assert [type(error) for error in result.failures.values()] == [kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -68,6 +69,34 @@ def test_rows_behind_a_failed_one_of_their_key_wait_and_others_go_on(native: boo
     assert setup.stored() == ["b1", "b2"]
     setup.engine.drain()
     assert setup.stored() == ["b1", "b2", "a1", "a2", "a3"]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_letter_of_a_row_that_waited_behind_its_key_says_when_it_failed_first(native: bool) -> None:
+    setup = FlowSetup(native=native, retry=1, backoff_policy="linear", backoff_delay=timedelta(seconds=7))
+    setup.work.script = {"a1": ["retriable"], "a2": ["retriable", "retriable"]}
+    setup.take(("a1", b"a"), ("a2", b"a"))
+    setup.engine.drain()
+    [letter] = setup.sink.stored
+    context = dialects.read(letter)
+    assert context is not None
+    assert (letter.id, context.first_failure_ms, context.last_failure_ms) == ("a2", 1_007_000, 1_014_000)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("park", [True, False])
+def test_a_letter_that_its_sink_did_not_send_goes_to_the_sink_again_and_not_behind_its_key(
+    native: bool, park: bool
+) -> None:
+    setup = FlowSetup(native=native, flow=Flow(ordering="key", park_successors=park))
+    setup.work.script = {"a1": ["permanent"], "b1": ["permanent"]}
+    setup.sink.script = {"b1": ["unsent"], "a2": ["unsent"]}
+    setup.take(("a1", b"a"), ("b1", b"b"), ("a2", b"a"), ("b2", b"b"))
+    setup.engine.drain()
+    assert setup.stored() == ([] if park else ["a2", "b2"])
+    assert setup.sink.stored_ids() == dict.fromkeys(["a1", "a2", "b1", "b2"] if park else ["a1", "b1"], 1)
+    assert setup.engine.report.record_errors == setup.engine.report.dead_lettered == (4 if park else 2)
+    assert setup.engine.report.accounted
 
 
 @pytest.mark.parametrize("native", [True, False])

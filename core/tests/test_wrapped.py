@@ -56,6 +56,7 @@ def test_what_a_sink_refuses_is_sent_once_more_wrapped_and_comes_back_as_it_was(
     assert (letter.key, letter.timestamp_ms) == (None, None)
     form = json.loads(letter.value or b"")
     assert form["type"] == events.WRAPPED, "it does not say what it is"
+    assert (form["knativeerrordest"], form["knativeerrorcode"]) == ("scripted:main", "Poison"), "it is an event now"
     context = dialects.read(letter)
     assert context is not None
     assert (context.message_id, context.kind) == ("bad", "permanent")

@@ -221,3 +221,14 @@ def test_rows_without_order_or_key_keep_nothing_back() -> None:
         assert keys.keep_back(plain, failed) == failed
         keys.remember(plain, failed)
     assert not keys
+
+
+def test_a_sender_says_why_rows_were_not_sent_by_their_deadline() -> None:
+    clock, told = Clock(), NotSent("the rows before it took all the time")
+    flights = InFlight("carrier", "queue 'orders'", late=lambda sent: told if sent.was_sent(0) else None, clock=clock)
+    first, second = (flights.add(batch(number, None, None), 110.0) for number in (1, 2))
+    flights.sent(first, 0)
+    clock.now = 110.0
+    settled = {each.batch: failures(each) for each in flights.collect(0)}
+    assert settled == {1: {0: Ambiguous, 1: NotSent}, 2: {0: Retriable, 1: Retriable}}
+    assert second.is_settled

@@ -453,11 +453,14 @@ class Engine:
             self.report.ambiguous += rows
             group.ambiguous = True
         group.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
+        group.first_failure_ms = group.first_failure_ms or group.last_failure_ms
 
     def _not_sent(self, group: Group, send_queue: SendQueue) -> None:
         """Put back rows that were not even tried: an earlier row of their key failed, or time ran out before them."""
         group.attempts -= group.counted
-        if self._order is None:
+        if not group.attempts:
+            group.first_failure_ms = 0
+        if self._order is None or not send_queue.ordered:  # letters have no order
             send_queue.wait(group, self._clock.monotonic())
         elif self._order.is_parked(group):
             self._park(group)

@@ -19,7 +19,7 @@ from redelivery.contract.broker import Broker, Capabilities, Sender, Settled
 from redelivery.contract.context import qualified
 from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
-from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
+from redelivery.errors import BrokerError, ContractViolation, NotSent, RedeliveryError, Retriable
 from redelivery.policy.outage import Outage
 from redelivery.sending.group import Group, outgoing, together
 from redelivery.sending.ordering import KeyOrder
@@ -59,6 +59,7 @@ class SentBatch:
         batch: what was sent.
         groups: the groups of its rows, in the batch's order; None for a batch of fresh rows.
         sent_at, deadline: monotonic seconds.
+        tried_rows: rows that the send queue had tried when the batch was handed over.
         blocked: it could not be handed over, or the hand-over took most of its time.
     """
 
@@ -66,6 +67,7 @@ class SentBatch:
     groups: Sequence[Group] | None
     sent_at: float
     deadline: float
+    tried_rows: int = 0
     blocked: bool = False
 
 
@@ -140,6 +142,7 @@ class SendQueue:
         self._in_flight: dict[int, SentBatch] = {}
         self._refused: list[BatchResult] = []
         self._in_flight_records = self._in_flight_bytes = 0
+        self._tried_rows = 0
         self._draining = False
         self._slow = False
         self._waiting: list[tuple[float, int, Group]] = []
@@ -266,7 +269,7 @@ class SendQueue:
         """Hand a batch to the broker; `collect` reports a refusal, like every failure."""
         now = self._clock.monotonic()
         batch = replace(batch, number=next(self._numbers))
-        sent = SentBatch(batch, groups, now, now + policy.attempt_timeout(self.spec))
+        sent = SentBatch(batch, groups, now, now + policy.attempt_timeout(self.spec), self._tried_rows)
         if self.outage.refuses(now) and self.outage.speaks_for(self._targets(batch)):
             self._refuse(sent)
             return
@@ -452,7 +455,19 @@ class SendQueue:
         for kind in set(map(type, failures.values())):
             if not issubclass(kind, BrokerError):
                 raise self._violation(f"failed a row with {kind.__name__}, which is not a BrokerError")
+        failures = self._counted(sent, failures)
         return self._over(BatchResult(sent, failures, settled.duplicates))
+
+    def _counted(self, sent: SentBatch, failures: dict[int, BrokerError]) -> dict[int, BrokerError]:
+        """Return the failures of a batch. Rows that were not sent fail as retriable if no row was tried since.
+
+        Otherwise a plugin that takes an outage for a lack of time would be asked forever.
+        """
+        unsent = [error for error in failures.values() if isinstance(error, NotSent)]
+        self._tried_rows += len(sent.batch) - len(unsent)
+        if unsent and not self.ordered and self._tried_rows == sent.tried_rows:
+            return dict.fromkeys(failures, unsent[0].reclassified(Retriable))
+        return failures
 
     def _abandon(self, error: BrokerError) -> list[BatchResult]:
         """The sender itself failed: its error decides the fate of everything in flight."""
