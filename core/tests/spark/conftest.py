@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,9 @@ def small_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shelf_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Installs the broker of `shelf.py`, for this process and for those that it starts."""
+    """Installs the broker of `shelf.py` and the data source of `contested.py`, here and in processes started here."""
     site = tmp_path_factory.mktemp("site")
+    shutil.copy(Path(__file__).with_name("contested.py"), site / "pyspark_contested.py")
     shutil.copy(Path(__file__).with_name("shelf.py"), site / "redelivery_shelf.py")
     info = site / "redelivery_shelf-1.dist-info"
     info.mkdir()
@@ -85,6 +88,17 @@ def spark(shelf_path, small_spark, tmp_path_factory):
 def shelf(shelf_path, tmp_path):
     """A fresh shelf: `.url(queue)`, `.messages(queue)`, `.letters(queue)`."""
     return FreshShelf(tmp_path / "shelf")
+
+
+@pytest.fixture
+def free_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets processes that start here take any free port for Spark Connect: its usual one is in use."""
+    monkeypatch.setenv("SPARK_TESTING", "1")  # as Spark's own tests: each may run beside others
+    with socket.socket() as other:
+        with suppress(OSError):  # another process has it
+            other.bind(("127.0.0.1", 15002))
+            other.listen()
+        yield
 
 
 class FreshShelf:

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+from redelivery.spark.features import ADMISSION_CONTROL
 from redelivery.spark.java import local_session
 
 
@@ -25,7 +26,9 @@ def main(url: str, checkpoint: str, folder: str) -> None:
         if (Path(folder) / f"hold-{number}").exists():
             threading.Event().wait()  # for ever: the parent kills it here
 
-    options = {"url": url, "deadLetters": "true", "columns": "_position, value", "maxLettersPerTrigger": "250"}
+    options = {"url": url, "deadLetters": "true", "columns": "_position, value"}
+    if ADMISSION_CONTROL:
+        options["maxLettersPerTrigger"] = "250"
     place = spark.readStream.format("redelivery").options(**options).load()
     query = place.writeStream.foreachBatch(note).option("checkpointLocation", checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()

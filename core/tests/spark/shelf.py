@@ -4,7 +4,7 @@
 no keys, headers, destinations or null values, and is one host's. A queue `missing` is not there, one `asleep` is not
 reached, one `unlocked` is insecure, and a password other than `open` is refused.
 Except in `-dead-letters` and `-sink`, what a value begins with decides what happens to it:
-`permanent`, `fatal`, `flaky` (fails once).
+`permanent` (so does a key), `fatal`, `flaky` (fails once).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ShelfSender(Sender):
         value = message.value or b""
         if self._folder.name.endswith(("-dead-letters", "-sink")):
             return None
-        if value.startswith(b"permanent"):
+        if value.startswith(b"permanent") or message.key == b"permanent":
             return Permanent("the shelf refuses this", code=Code.REJECTED, native_code="REFUSED")
         if value.startswith(b"large"):
             return Permanent("the shelf has no room so wide", code=Code.TOO_LARGE)

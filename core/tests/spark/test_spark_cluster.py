@@ -14,7 +14,7 @@ from redelivery.spark.job import refuse_one_host
 def run(shelf):
     script = Path(__file__).with_name("cluster_job.py")
     command = [sys.executable, str(script), "local-cluster[2,1,1024]", str(shelf.root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(each for each in done.stdout.splitlines() if each.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT ")), done.stderr

@@ -89,6 +89,8 @@ def test_a_duplicate_column_is_refused_whatever_its_case():
         ({"type": TEXT, "source": TEXT, "extensions": TEXT}, "map<string,string>"),
         ({"a": t.DayTimeIntervalType()}, "cast it to string"),
         ({"a": t.MapType(t.IntegerType(), TEXT)}, "keys that are not text"),
+        ({"a": t.MapType(t.IntegerType(), t.LongType())}, ".cast('map<string,bigint>')"),
+        ({"a": t.MapType(t.DateType(), t.ArrayType(t.DayTimeIntervalType()))}, "cast it to string"),
     ],
 )
 def test_a_wrong_type_says_what_to_cast_to(columns, said):
@@ -107,6 +109,13 @@ def test_a_column_that_may_be_mistyped_is_warned_of_where_the_whole_row_is_sent(
 @pytest.mark.parametrize("names", [["valid", "amount", "kind", "🔑"], ["key", "keys"]])
 def test_other_names_are_not_warned_of(names):
     assert maybe_misspelt(layout(**dict.fromkeys(names, TEXT))) is None
+
+
+@pytest.mark.parametrize("name", [each for each in ("GeographyType", "GeometryType") if hasattr(t, each)])
+def test_a_shape_cannot_be_cast_to_text_and_the_advice_does_not_say_so(name):
+    said = refused(a=getattr(t, name)("ANY"))
+    assert "st_asbinary" in said
+    assert "cast" not in said
 
 
 def test_a_column_that_would_be_lost_is_refused():

@@ -11,11 +11,11 @@ pytest.importorskip("grpc", reason="pip install 'pyspark[connect]'")
 pytest.importorskip("grpc_status", reason="pip install 'pyspark[connect]'")
 
 
-@pytest.mark.usefixtures("small_spark")
+@pytest.mark.usefixtures("small_spark", "free_port")
 def test_batch_stream_and_dead_letters_under_connect(shelf, tmp_path):
     script = Path(__file__).with_name("connect_job.py")
     command = [sys.executable, str(script), str(shelf.root), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(each for each in done.stdout.splitlines() if each.startswith("RESULT "))
     result = json.loads(line.removeprefix("RESULT "))

@@ -10,9 +10,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from redelivery.errors import ConfigurationError, Fatal
-from redelivery.spark import features, letters_stream, redriving
+from redelivery.spark import features, letters_stream, redriving, writer
+from redelivery.spark.api import register
 from redelivery.spark.letter_schema import schema
 from redelivery.spark.options import read_read_options
+from redelivery.spark.writer import RedeliveryDataSource
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/spark_versions.md"
 #: The versions whose columns the table has.
@@ -31,6 +33,28 @@ def test_the_document_shows_the_table():
     for each in features.FEATURES:
         has = " | ".join("yes" if version >= each.since else "no" for version in VERSIONS)
         assert f"| {each.name} | {has} | {each.instead} |" in text
+
+
+def test_to_register_ours_replaces_a_foreign_format_of_its_name_or_says_that_it_cannot(spark, monkeypatch):
+    class Ours(RedeliveryDataSource):
+        @classmethod
+        def name(cls):
+            return "contested"  # as that of `contested.py`, which Spark finds by itself
+
+    monkeypatch.setattr(writer, "RedeliveryDataSource", Ours)
+    if pyspark.__version__.startswith("4.0"):
+        with pytest.raises(ConfigurationError, match=r"^format\('contested'\) is another package's here, and Spark 4"):
+            register(spark)
+        assert spark.read.format("contested").load().columns == ["theirs"]
+        return
+    register(spark)
+    with pytest.raises(PySparkException, match="only dead letters can be read"):
+        _ = spark.read.format("contested").load().columns
+
+
+def test_ours_may_be_registered_again(spark):
+    for _ in range(2):
+        register(spark)
 
 
 def test_a_stream_gets_arrow_batches_so_that_a_bad_row_harms_no_neighbour(spark, shelf, tmp_path):

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.skipif(not PIPELINES.present, reason="this Spark has no declarative pipelines")
-@pytest.mark.usefixtures("small_spark")
+@pytest.mark.usefixtures("small_spark", "free_port")
 def test_a_flow_goes_to_a_queue_and_what_is_bad_to_its_quarantine(tmp_path):
     folder = tmp_path / "pipeline"
     shutil.copytree(ROOT / "examples/pipeline", folder)

@@ -16,6 +16,7 @@ import pytest
 
 from redelivery.contract.message import Batch, Message
 from redelivery.registry import connect
+from redelivery.spark.features import ADMISSION_CONTROL
 
 pytest.importorskip("redelivery_sqlite")
 
@@ -105,14 +106,17 @@ def test_a_killed_stream_of_letters_shows_each_of_them_once(tmp_path):
 
     put(*range(count))
     job = (url, tmp_path / "checkpoint", noted)
-    (noted / "hold-3").touch()
-    kill_when(start(*job, log=log, script="letters_job.py"), (noted / "3.json").exists)
-    (noted / "hold-3").unlink()
+    held = 3 if ADMISSION_CONTROL else 0  # elsewhere one micro-batch has all that exist
+    (noted / f"hold-{held}").touch()
+    kill_when(start(*job, log=log, script="letters_job.py"), (noted / f"{held}.json").exists)
+    (noted / f"hold-{held}").unlink()
     put(*range(count, count + 100))
     with connect(url) as broker, broker.dead_letters() as letters:
         last = {letter.position for letter in letters.browse() if letter.message.value == b"2050"}
         assert letters.remove(sorted(last)) == 1
-    assert start(*job, log=log, script="letters_job.py").wait(timeout=PATIENCE) == 0, log.read_text()[-4000:]
+    # Without bounds `availableNow` is a single micro-batch: at first the one that was cut off.
+    for _ in range(1 if ADMISSION_CONTROL else 2):
+        assert start(*job, log=log, script="letters_job.py").wait(timeout=PATIENCE) == 0, log.read_text()[-4000:]
     found = [position for path in noted.glob("*.json") for position in json.loads(path.read_text())]
     with connect(url) as broker, broker.dead_letters() as letters:
         assert sorted(found) == [int(letter.position) for letter in letters.browse()]

@@ -9,9 +9,9 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.utils import is_remote
 
@@ -46,14 +46,33 @@ def register(spark: SparkSession) -> None:
     """Make `format("redelivery")` known to a session.
 
     Spark finds it by itself where `redelivery` is installed, unless another package named `pyspark_*` fails to import.
+
+    Raises:
+        ConfigurationError: Spark 4.0 has another package's format of this name, which it does not let replace. Later
+            versions replace it.
     """
     from redelivery.spark.writer import RedeliveryDataSource  # noqa: PLC0415 - needs no session to be imported
 
     try:
         spark.dataSource.register(RedeliveryDataSource)
-    except AnalysisException as error:  # of Spark 4.0, which has found it by itself
+    except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+        name = RedeliveryDataSource.name()
+        if not _is_ours(spark, name):
+            raise ConfigurationError(
+                f"format({name!r}) is another package's here, and Spark {spark.version} lets no one replace it: "
+                "remove that package (look for the name pyspark_*), or write with deliver(), which needs no format"
+            ) from None
+
+
+def _is_ours(spark: SparkSession, name: str) -> bool:
+    """Return whether a format is ours: then a read without options fails with an error of ours."""
+    try:
+        _ = spark.read.format(name).load().schema
+    except PySparkException as error:
+        return ConfigurationError.__module__ in str(error)
+    return False
 
 
 def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options: Any) -> DeliveryReport:
@@ -263,7 +282,10 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
             f"rows: these are not dead letters as they are read: the columns {', '.join(needed)} are needed"
         )
     text = f.col(_VALUE).cast("string")
-    row = f.from_json(text, schema, {"mode": "FAILFAST"})
+    # In such a letter a number with more digits than Python needs is text. Spark reads that as a decimal only.
+    kind = letters.select(f.from_json(text, schema).alias(_VALUE)).schema[_VALUE].dataType
+    read = cast("StructType", jsonform.floats_as_text(kind))
+    row = f.from_json(text, read, {"mode": "FAILFAST"}).cast(kind)
     found = letters.where(f.col("type") == UNDELIVERABLE).select(row.alias(_VALUE), *READ_ONLY)
     return found.select(f"{_VALUE}.*", *READ_ONLY)
 

@@ -87,7 +87,8 @@ FEATURES: Final = (
         "bounded micro-batches of a reader (`ReadLimit`)",
         "4.2",
         ADMISSION_CONTROL,
-        "each micro-batch of dead letters has all that exist; `maxLettersPerTrigger` is refused",
+        "each micro-batch of dead letters has all that exist; `maxLettersPerTrigger` is refused; a run with "
+        "`availableNow` is one micro-batch: after a kill it repeats that one, and the next run reads newer letters",
     ),
 )
 

@@ -335,10 +335,17 @@ def _origin(job: Job) -> Origin:
 
 
 def pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int) -> Iterator[Any]:
-    """Return batches that have rows, cut to about `most_bytes`, and to `most_rows`."""
+    """Return batches that have rows, cut to about `most_bytes`, and to `most_rows`.
+
+    Args:
+        batches: as Spark gives them: a slice would count as much as what it is cut from.
+        most_bytes: of a piece.
+        most_rows: of a piece.
+    """
     for batch in batches:
-        rows = batch.num_rows
-        size = max(1, min(rows // max(1, -(-batch.nbytes // max(1, most_bytes))), most_rows))
+        # Not `nbytes`: it reads the offsets of empty lists and maps, which Spark 4.0 leaves out, and so may crash.
+        rows, held = batch.num_rows, batch.get_total_buffer_size()
+        size = max(1, min(rows // max(1, -(-held // max(1, most_bytes))), most_rows))
         for start in range(0, rows, size):
             yield batch.slice(start, size)
 

@@ -51,6 +51,8 @@ _SIMPLE: Final = (
     t.CharType,
     t.VarcharType,
 )
+#: Types that Spark does not cast to text.
+_SHAPES: Final = ("geography", "geometry")
 
 
 def check(name: str, kind: t.DataType) -> None:
@@ -65,14 +67,16 @@ def check(name: str, kind: t.DataType) -> None:
         for each in kind.fields:
             check(f"{name}.{each.name}", each.dataType)
     elif isinstance(kind, t.MapType):
+        check(f"{name}{{}}", kind.valueType)
         if not isinstance(kind.keyType, t.StringType):
             raise ConfigurationError(
-                f"the map {name!r} has keys that are not text, which JSON has not; cast them to string"
+                f"the map {name!r} has keys that are not text, which JSON has not; "
+                f"cast them: .cast('map<string,{kind.valueType.simpleString()}>')"
             )
-        check(f"{name}{{}}", kind.valueType)
     elif not isinstance(kind, _SIMPLE):
+        how = "write it as binary, st_asbinary" if kind.typeName() in _SHAPES else "cast it to string"
         raise ConfigurationError(
-            f"the column {name!r} of type {kind.simpleString()} has no JSON form; cast it to string, or drop it"
+            f"the column {name!r} of type {kind.simpleString()} has no JSON form; {how}, or drop it"
         )
 
 
@@ -101,6 +105,17 @@ def encoded(names: Sequence[str], schema: t.StructType) -> tuple[Column, Column 
         return row, None
     readable = functools.reduce(operator.and_, (f.coalesce(f.is_valid_utf8(each), f.lit(True)) for each in texts))  # noqa: FBT003 - Spark's signature
     return row, f.contains(row, f.lit(_REPLACED)) & ~readable
+
+
+def floats_as_text(kind: t.DataType) -> t.DataType:
+    """Return a type with text in place of floats and doubles, at any depth."""
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(floats_as_text(kind.elementType), kind.containsNull)
+    if isinstance(kind, t.MapType):
+        return t.MapType(kind.keyType, floats_as_text(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, t.StructType):
+        return t.StructType([t.StructField(each.name, floats_as_text(each.dataType)) for each in kind.fields])
+    return t.StringType() if isinstance(kind, t.FloatType | t.DoubleType) else kind
 
 
 def _holds_text(kind: t.DataType) -> bool:

@@ -264,7 +264,8 @@ class _RowsOfPart:
         """Return rows that are sent together. Under a rate they are few, and letters are looked for by the chunk."""
         for chunk in jobs.pieces(batches, most_bytes=_CHUNK_BYTES, most_rows=_CHUNK):
             originals.expect(_marks(chunk))
-            yield from jobs.pieces([chunk], most_bytes=_CHUNK_BYTES, most_rows=self._rate.piece or _CHUNK)
+            most = self._rate.piece or _CHUNK
+            yield from (chunk.slice(start, most) for start in range(0, chunk.num_rows, most))
 
     def _may_send(self) -> bool:
         """Wait for the rate limit; return False where the run is stopped."""
