@@ -78,12 +78,7 @@ def _queue_deleted(under_test: BrokerUnderTest) -> Fault:
 
 def _dead_letters_deleted(under_test: BrokerUnderTest) -> Fault:
     runtime = _runtime(under_test)
-    return Fault(
-        "dead-letters-deleted",
-        lambda: runtime.vanish(under_test.letters),
-        lambda: provision(under_test),
-        frozenset({"letters"}),
-    )
+    return containers.dead_letters_deleted(under_test, lambda: runtime.vanish(under_test.letters))
 
 
 def _dead_letters_full(under_test: BrokerUnderTest) -> Fault:

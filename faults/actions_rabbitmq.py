@@ -10,7 +10,6 @@ from typing import Any, Final
 from faults import containers
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
-from faults.containers import provision
 
 #: The user of the processes under test, in a container that the run has started.
 _USER: Final = "guest"
@@ -65,23 +64,9 @@ def _permission_revoked(under_test: BrokerUnderTest) -> Fault:
     )
 
 
-def _queue_deleted(under_test: BrokerUnderTest) -> Fault:
-    return Fault(
-        "queue-deleted",
-        under_test.place.vanish,
-        lambda: provision(under_test),
-        frozenset({"destination", "source"}),
-    )
-
-
 def _dead_letters_deleted(under_test: BrokerUnderTest) -> Fault:
     runtime: Any = under_test.runtime
-    return Fault(
-        "dead-letters-deleted",
-        lambda: runtime.cluster.remove(under_test.letters),
-        lambda: provision(under_test),
-        frozenset({"letters"}),
-    )
+    return containers.dead_letters_deleted(under_test, lambda: runtime.cluster.remove(under_test.letters))
 
 
 def _dead_letters_full(under_test: BrokerUnderTest) -> Fault:
@@ -99,7 +84,7 @@ FAULTS: Final[Mapping[str, Make]] = {
     "disk-full": _disk_full,
     "memory-alarm": _memory_alarm,
     "permission-revoked": _permission_revoked,
-    "queue-deleted": _queue_deleted,
+    "queue-deleted": containers.queue_deleted,
     "dead-letters-deleted": _dead_letters_deleted,
     "dead-letters-full": _dead_letters_full,
 }

@@ -11,7 +11,6 @@ from typing import Any, Final
 from faults import containers
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
-from faults.containers import provision
 from redelivery_sqs.testing import reading
 
 
@@ -20,28 +19,14 @@ def _freeze(under_test: BrokerUnderTest) -> Fault:
     return containers.freeze(runtime.container)
 
 
-def _queue_deleted(under_test: BrokerUnderTest) -> Fault:
-    return Fault(
-        "queue-deleted",
-        under_test.place.vanish,
-        lambda: provision(under_test),
-        frozenset({"destination", "source"}),
-    )
-
-
 def _dead_letters_deleted(under_test: BrokerUnderTest) -> Fault:
     runtime: Any = under_test.runtime
-    name = under_test.letters or ""
-    return Fault(
-        "dead-letters-deleted",
-        lambda: runtime.sqs.delete_queue(QueueUrl=reading.url(runtime.sqs, name)),
-        lambda: provision(under_test),
-        frozenset({"letters"}),
-    )
+    sqs, name = runtime.sqs, under_test.letters or ""
+    return containers.dead_letters_deleted(under_test, lambda: sqs.delete_queue(QueueUrl=reading.url(sqs, name)))
 
 
 FAULTS: Final[Mapping[str, Make]] = {
     "freeze": _freeze,
-    "queue-deleted": _queue_deleted,
+    "queue-deleted": containers.queue_deleted,
     "dead-letters-deleted": _dead_letters_deleted,
 }

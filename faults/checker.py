@@ -272,7 +272,7 @@ def _is_counted(letter: Event, state: RowState, lives: int) -> bool:
     said, seen = letter.data.get("attempts"), state.attempts[DESTINATION]
     if said is None or said < 1:
         return False
-    return not seen or (1 if lives else seen - state.unattributed) <= said <= seen
+    return not seen or (1 if lives else seen - state.unattributed - state.held_back) <= said <= seen
 
 
 def _destroyed(history: History) -> dict[str, float]:

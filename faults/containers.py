@@ -1,4 +1,4 @@
-"""What every broker in a container can suffer."""
+"""What brokers of several kinds can suffer."""
 
 from __future__ import annotations
 
@@ -34,3 +34,14 @@ def provision(under_test: BrokerUnderTest) -> None:
     """Make what is missing of the place."""
     with connect(under_test.place.url, under_test.options) as broker, broker.admin() as admin:
         admin.provision(DeliverySpec())
+
+
+def queue_deleted(under_test: BrokerUnderTest) -> Fault:
+    """Delete the queue; provision it again."""
+    destroys = frozenset({"destination", "source"})
+    return Fault("queue-deleted", under_test.place.vanish, lambda: provision(under_test), destroys)
+
+
+def dead_letters_deleted(under_test: BrokerUnderTest, delete: Callable[[], object]) -> Fault:
+    """Delete the dead letter place; provision it again."""
+    return Fault("dead-letters-deleted", delete, lambda: provision(under_test), frozenset({"letters"}))

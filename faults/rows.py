@@ -11,6 +11,8 @@ from faults.history import DESTINATION, LETTERS, SINK, SOURCE, STORED, Event, Hi
 from faults.plan import Plan
 
 AMBIGUOUS: Final = "ambiguous"
+#: The code of a row that its sender did not try, because what went before it failed.
+_HELD_BACK: Final = "NOT_SENT"
 #: Where rows that were stored at `to` are read.
 READ_AT: Final = {DESTINATION: DESTINATION, SINK: LETTERS}
 
@@ -28,6 +30,8 @@ class RowState:
         skipped: given up without a sink.
         refused: a place has refused it for good.
         unattributed: attempts at the destination that failed with their whole batch.
+        held_back: attempts at the destination in which the sender did not try the row. The engine counts such an
+            attempt only if it heard of no other row meanwhile.
         found: reads of it, by place.
     """
 
@@ -40,6 +44,7 @@ class RowState:
     skipped: bool = False
     refused: bool = False
     unattributed: int = 0
+    held_back: int = 0
     found: defaultdict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -115,6 +120,7 @@ def _settle(state: RowState, event: Event) -> None:
     elif place == DESTINATION:
         state.refused |= outcome == "permanent"
         state.unattributed += outcome == "unattributed"
+        state.held_back += event.data.get("code") == _HELD_BACK
 
 
 def ids(events: Iterable[Event]) -> set[str | None]:

@@ -27,8 +27,8 @@ class Story:
     def attempt(self, *rows: int, to: str = DESTINATION) -> Story:
         return self.add("attempt", rows=list(rows), to=to)
 
-    def settle(self, *rows: int, outcome: str = STORED, to: str = DESTINATION) -> Story:
-        return self.add("settled", **{"rows": list(rows), "to": to, "as": outcome})
+    def settle(self, *rows: int, outcome: str = STORED, to: str = DESTINATION, code: str | None = None) -> Story:
+        return self.add("settled", **{"rows": list(rows), "to": to, "as": outcome, "code": code})
 
     def read(self, *rows: int | None, place: str = DESTINATION, **data: Any) -> Story:
         for row in rows:

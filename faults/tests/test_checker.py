@@ -52,6 +52,17 @@ def test_a_second_copy_is_allowed_after_an_ambiguous_attempt() -> None:
     assert not check(story.read(0).history()).ok
 
 
+@pytest.mark.parametrize(("said", "true"), [(1, False), (2, True), (3, True), (4, False)])
+def test_a_letter_need_not_count_an_attempt_in_which_its_row_was_held_back(said: int, true: bool) -> None:
+    story = Story().add("handed", rows=[3]).attempt(3).settle(3, outcome="retriable", code="NOT_SENT")
+    story.attempt(3).settle(3, outcome="retriable").attempt(3).settle(3, outcome="permanent")
+    story.attempt(3, to=SINK).settle(3, to=SINK)
+
+    found = check(story.read(3, place=LETTERS, attempts=said).history()).violations
+
+    assert any("how often its row was tried" in each.what for each in found) is not true
+
+
 def test_rows_that_were_stored_before_their_place_was_destroyed_are_not_lost() -> None:
     story = Story(survives=False).add("handed", rows=[0, 1]).attempt(0).settle(0)
     story.add("fault", fault="queue-deleted", destroys=["destination"])
