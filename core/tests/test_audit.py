@@ -84,6 +84,18 @@ def test_what_cannot_be_noted_is_not_done(log: AuditLog) -> None:
         log.entries()
 
 
+def test_the_size_of_a_log_that_cannot_be_looked_at_is_an_error_and_not_0(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    assert log.size == 0, "it does not exist"
+    monkeypatch.setattr("redelivery.deadletters.audit.status", denied)
+    with pytest.raises(JournalError, match="cannot be read"):
+        _ = log.size
+
+
 def test_the_log_is_never_written_through_a_link(log: AuditLog, tmp_path: Path) -> None:
     log.path.parent.mkdir()
     log.path.symlink_to(tmp_path / "elsewhere")

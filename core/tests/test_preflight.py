@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from importlib import import_module
 
 import pytest
 from scripted import FakeClock, ScriptedBroker, ScriptedSender
@@ -136,6 +137,25 @@ def test_a_host_that_may_have_this_name_is_only_down(answer: OSError | None, mon
     broker = asked(Retriable("it is down"))
     broker.hosts = ("broker.example",)
     assert len(look(Lent(work=broker))) == 1
+
+
+def test_a_host_is_still_looked_up_where_the_broker_was_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def look_up(_host: str, _port: None) -> None:
+        time.sleep(0.1)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def check(deadline: float) -> None:
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        raise Retriable("no answer")
+
+    monkeypatch.setattr("redelivery.sending.connector.socket.getaddrinfo", look_up)
+    monkeypatch.setattr(import_module("redelivery.sending.preflight"), "_MORE", 30.0)  # the machine may be busy
+    broker = asked()
+    broker.check, broker.hosts = check, ("mistyped.example",)
+    with pytest.raises(Fatal, match="knows no host"):
+        look(Lent(work=broker), timeout=timedelta(seconds=0.2))
 
 
 def test_where_no_name_exists_but_all_is_well_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

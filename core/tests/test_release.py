@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import tarfile
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,3 +88,19 @@ def test_what_is_not_ours_in_the_folder_is_refused(scripts, tmp_path):
     (tmp_path / "other-1.0-py3-none-any.whl").touch()
     with pytest.raises(scripts[0].Refused, match=r"other-1\.0"):
         scripts[0].check(scripts[0].distributions(), tmp_path)
+
+
+def test_a_python_without_filters_for_tar_files_unpacks_too(scripts, tmp_path, monkeypatch):
+    """As Debian 12's 3.11.2."""
+    (tmp_path / "a").write_text("content")
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(tmp_path / "a", "a")
+    extractall = tarfile.TarFile.extractall
+
+    def without_filters(archive: tarfile.TarFile, path: Path) -> None:
+        extractall(archive, path)
+
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    monkeypatch.setattr(tarfile.TarFile, "extractall", without_filters)
+    scripts[0].unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert (tmp_path / "out" / "a").read_text() == "content"

@@ -158,6 +158,15 @@ def test_an_option_that_is_spelled_like_a_secret_we_know_is_not_refused() -> Non
     refuse_literal("carrier.username", "orders-service")
 
 
+def test_a_certificate_is_public_whatever_its_letters_spell() -> None:
+    """A thousandth of all certificates end like a pair of a secret name and a value."""
+    certificate = "-----BEGIN CERTIFICATE-----\nMIIB+\n0/sas+token==\n-----END CERTIFICATE-----\n"
+    refuse_literal("carrier.ssl.ca.pem", certificate * 2)
+    for held in (f"{certificate}token=s3cr3t-value", certificate.replace("CERTIFICATE", "PRIVATE KEY")):
+        with pytest.raises(ConfigurationError):
+            refuse_literal("carrier.ssl.ca.pem", held)
+
+
 def test_a_short_secret_does_not_eat_words() -> None:
     remember("queue")
     assert redact("no queue 'orders'") == "no queue 'orders'"

@@ -181,6 +181,7 @@ def test_a_malformed_url_is_an_error_that_shows_no_password(url: str) -> None:
     [
         ("scheme://a,b:1/t?x=1#y", "a,b:1", "/t"),
         ("scheme://[::1],[fe80::1]:9093//t", "[::1],[fe80::1]:9093", "//t"),
+        ("scheme://a\n,\tb/t", "a,b", "/t"),
         ("scheme:///t", "", "/t"),
         ("scheme:t", "", "t"),
     ],

@@ -232,28 +232,30 @@ def test_every_argument_and_attribute_that_a_docstring_describes_is_there() -> N
     assert found == []
 
 
+#: Not `http`, which core speaks too.
+BROKERS = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus|jetstream|(?<![a-z])nats(?![a-z])", re.IGNORECASE)
+
+
 def test_core_names_no_broker() -> None:
-    brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus", re.IGNORECASE)
     found = {
         f"{path.relative_to(ROOT)}: {word}"
         for path in SOURCES
         if path.is_relative_to(ROOT / "core") and "dialects" not in path.parts
         for word in code_words(path)
-        if brokers.search(word)
+        if BROKERS.search(word)
     }
     assert found == set()
 
 
 def test_core_names_no_broker_in_its_comments() -> None:
     """Except where a format is another software's own."""
-    brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus", re.IGNORECASE)
     folder = ROOT / "core/src/redelivery"
     sources = [path for path in SOURCES if path.is_relative_to(folder) and not path.is_relative_to(folder / "formats")]
-    assert [path.name for path in sources if brokers.search(path.read_text(encoding="utf-8"))] == []
+    assert [path.name for path in sources if BROKERS.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_shared_tests_name_no_broker() -> None:
-    brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus|sqlite", re.IGNORECASE)
+    brokers = re.compile(f"{BROKERS.pattern}|sqlite", re.IGNORECASE)
     shared = [path for path in SOURCES if path.is_relative_to(ROOT / "conformance_tests")]
     found = {
         f"{path.relative_to(ROOT)}: {word}" for path in shared for word in code_words(path) if brokers.search(word)

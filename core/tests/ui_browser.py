@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -45,6 +45,10 @@ def programs() -> tuple[str, str] | None:
     browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
     driver = shutil.which(DRIVER)
     return None if browser is None or driver is None else (browser, driver)
+
+
+#: What an element raises while another page takes its place.
+_MOVING: Final = (StaleElementReferenceException, NoSuchElementException)
 
 
 class Screen:
@@ -80,9 +84,11 @@ class Screen:
         self.driver.set_page_load_timeout(60)
 
     def open(self, url: str) -> str:
-        """Open a URL; return the page's text."""
+        """Open a URL; return the page's text. A page that leads on at once may have no body when it is asked."""
         self.driver.get(url)
-        return self.text
+        shown: list[str] = []
+        self.until(lambda: not shown.append(self.text), "a page")
+        return shown[0]
 
     @property
     def text(self) -> str:
@@ -134,7 +140,7 @@ class Screen:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until something holds. The page may change under it."""
-        wait = WebDriverWait(self.driver, PATIENCE, 0.05, ignored_exceptions=[StaleElementReferenceException])
+        wait = WebDriverWait(self.driver, PATIENCE, 0.05, ignored_exceptions=_MOVING)
         wait.until(lambda _: holds(), f"waited for {what}")
 
     def reads(self, text: str) -> None:

@@ -155,7 +155,8 @@ class NotSent(Retriable):
     """Not even tried, and counts as no attempt: an earlier message of its key failed (see `Batch.ordered`).
 
     Where no order is kept, a sender may report it of rows that it did not begin by the deadline: the rows before them
-    took all the time. It must not where nothing was answered, because that is an outage.
+    took all the time. It must not where nothing was answered, because that is an outage. It counts as an attempt if
+    the engine heard of no other row since it sent these.
     """
 
     default_code = Code.NOT_SENT

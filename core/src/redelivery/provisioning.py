@@ -203,7 +203,9 @@ def _of_sinks(
             continue
         if sink not in made:
             shown = redact(sink)
-            yield f"the sink {shown} is another place; make it, if it is missing: redelivery apply {shown}"
+            makes = registry.installed().by_url(sink).capabilities.provision
+            how = f"make it, if it is missing: redelivery apply {shown}" if makes else "redelivery cannot make it"
+            yield f"the sink {shown} is another place; {how}"
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
             with registry.connect(sink, registry.own_options(sink, options)) as broker:
                 loop = broker.native_sink() == url

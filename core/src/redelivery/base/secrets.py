@@ -69,6 +69,8 @@ _NEEDED: Final = (
 #: Other characters that a pattern takes for a letter of ASCII where its case does not count.
 _LOOKALIKES: Final = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
 _AUTHORIZATION: Final = re.compile(r"\b(?P<how>(?i:bearer|basic))\s+(?=[^\s,;\"']*[0-9A-Z=])[^\s,;\"']{8,}")
+#: In PEM; it is public, and its letters may spell anything.
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]*-----END CERTIFICATE-----")
 
 
 _WRITE_A_REFERENCE: Final = (
@@ -312,7 +314,8 @@ def refuse_literal(name: str, value: str, *, shown: str = "Spark would show in p
         ConfigurationError: the text does not show the value.
     """
     # The search leaves out values that we know: a user may have the same name as the password.
-    if (holds_secret(name) and not is_reference(value)) or _without_patterns(value) != value:
+    open_ = _CERTIFICATE.sub("", value)
+    if (holds_secret(name) and not is_reference(value)) or _without_patterns(open_) != open_:
         raise ConfigurationError(f"the option {name!r} holds a secret, which {shown}; {_WRITE_A_REFERENCE}")
 
 

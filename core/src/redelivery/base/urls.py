@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 _HOSTS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:)//(?P<hosts>[^/?#]*)(?P<rest>.*)", re.DOTALL)
+#: Characters of a URL that `urlsplit` leaves out.
+_IGNORED = dict.fromkeys(map(ord, "\t\r\n"))
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -87,7 +89,7 @@ def _split_with_hosts(url: str) -> SplitResult:
     With the fix of CVE-2025-0938 `urlsplit` refuses two addresses in brackets: from 3.11.12, 3.12.9, 3.13.2 and 3.14 on
     by its record; Debian put it into its 3.11.2. Seen there and on 3.14.7; 3.11.7, 3.12.1 and 3.13.0 accept them.
     """
-    match = _HOSTS.match(url)
+    match = _HOSTS.match(url.translate(_IGNORED))
     if match is None:
         return urlsplit(url)
     for host in match["hosts"].split(","):
