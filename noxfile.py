@@ -16,10 +16,12 @@ import importlib.util
 import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -204,12 +206,18 @@ TOXIPROXY = "v2.12.0"
 ALL_VERSIONS = "--all-versions"
 
 
-def install(session: nox.Session, *what: str, groups: tuple[str, ...] = (), spark: str = "") -> None:
+def install(
+    session: nox.Session,
+    *what: str,
+    groups: tuple[str, ...] = (),
+    spark: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> None:
     """Install packages and dependency groups in the versions of `constraints.txt`; `spark` pins another Spark."""
     wanted = nox.project.dependency_groups(GROUPS, *groups) if groups else ()
     options = _pins(session, *what, spark=spark)
     # Without this uv installs the workspace's packages as editable, even if they are named here as not editable.
-    session.install(*options, *what, *wanted, env={"UV_NO_SOURCES": "1"})
+    session.install(*options, *what, *wanted, env={"UV_NO_SOURCES": "1", **(variables or {})})
 
 
 def _by_uv(session: nox.Session) -> bool:
@@ -230,8 +238,11 @@ def _pins(session: nox.Session, *what: str, spark: str = "") -> list[str]:
     return options
 
 
-def install_project(session: nox.Session, *groups: str) -> None:
-    """Install every distribution of the workspace as editable, and Spark's needs; again if a declaration changes."""
+def install_project(session: nox.Session, *groups: str, tested: bool = True) -> None:
+    """Install every distribution of the workspace as editable, and Spark's needs; again if a declaration changes.
+
+    What is not `tested` is what `redelivery[spark]` installs.
+    """
     declared = [
         CONSTRAINTS,
         ROOT / "pyproject.toml",
@@ -241,12 +252,24 @@ def install_project(session: nox.Session, *groups: str) -> None:
     wanted = hashlib.sha256(b"\0".join([repr(groups).encode(), *(path.read_bytes() for path in declared)])).hexdigest()
     stamp = Path(session.virtualenv.location, "complete")
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
-        plugins = [*(f"plugins/{name}[testing]" for name in PLUGINS), *(f"plugins/{name}/standin" for name in STANDINS)]
-        folders = ["core[spark]", "conformance_tests", *plugins, ".[watch,ui,lineage]"]
+        folders = ["core[spark]", *(f"plugins/{name}" for name in EMBEDDED), "."]
+        if tested:
+            plugins = [f"plugins/{name}[testing]" for name in PLUGINS]
+            plugins += [f"plugins/{name}/standin" for name in STANDINS]
+            folders = ["core[spark]", "conformance_tests", *plugins, ".[watch,ui,lineage]"]
         editable = [argument for folder in folders for argument in ("--editable", folder)]
-        install(session, *editable, groups=groups)
+        install(session, *editable, groups=groups, variables=_compiler(session) if tested else {})
     provide_spark(session)
     stamp.write_text(wanted, encoding="utf-8")
+
+
+def _compiler(session: nox.Session) -> dict[str, str]:
+    """Return variables that name a C compiler, where the machine has none: a stand-in builds python-qpid-proton."""
+    if os.name == "nt" or os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return {}
+    install(session, groups=("compiler",))
+    zig = f"{shlex.quote(str(shutil.which('python', path=session.bin)))} -m ziglang"
+    return {"CC": f"{zig} cc", "CXX": f"{zig} c++"}
 
 
 @dataclass(frozen=True)
@@ -340,23 +363,19 @@ def quick(session: nox.Session) -> None:
     """Before a commit: ruff, the layers, mypy and the tests of what changed, without Spark and brokers in containers.
 
     `.ci/changed.py` says which tests, by which rule, and what they are compared with. It leaves out bandit, the suite
-    against brokers, other distributions' tests, and all that needs Spark or a container: `nox` runs those.
+    against brokers, other distributions' tests, what is slow for its size, and all that needs Spark or a container:
+    `nox` runs those.
     """
     install_project(session, "lint", "types", "test")
-    chosen = session.run("python", ".ci/changed.py", *session.posargs, silent=True, log=False).split()
-    session.log(f"tests: {' '.join(chosen)}")
+    printed = session.run("python", ".ci/changed.py", *session.posargs, silent=True, log=False)
     path = {"PYTHONPATH": os.pathsep.join(["conformance_tests/src", *SOURCES])}
     nowhere = {"DOCKER_HOST": "unix:///none"}  # tests that need a container are skipped
     checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["lint-imports"]]
-    runs = [
-        Run(
-            "quick",
-            [*PYTEST, "--maxfail=5", "-m", "not spark and not browser", "--broker-kind=embedded", *chosen],
-            nowhere,
-        )
-    ]
-    runs += [Run("quick", ["mypy", *_typed()]), *(Run("quick", each, path) for each in checks)]
-    side_by_side(session, runs, slots=2)
+    options = [*PYTEST, "--maxfail=5", "-m", "not spark and not browser", "--broker-kind=embedded"]
+    runs = [Run("quick", ["mypy", *_typed()]), *(Run("quick", each, path) for each in checks)]
+    runs[1:1] = [Run("quick", [*options, *line.split()], nowhere) for line in printed.splitlines()]
+    side_by_side(session, runs, slots=os.cpu_count() or 2)
+    session.log("these are not all tests: `nox` runs all of them")
 
 
 @nox.session
@@ -496,7 +515,7 @@ def simulate(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """The main job on real data: examples/flights.py. `-- --help` shows its options."""
-    install_project(session, "demo")
+    install_project(session, "demo", tested=False)
     session.run("python", "examples/flights.py", *session.posargs)
 
 

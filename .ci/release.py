@@ -15,13 +15,12 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from distributions import ROOT, Distribution, Refused, build, check, distributions
+from distributions import ROOT, Distribution, Refused, build, check, distributions, unpack
 
 
 def refusals(version: str, changes: str, changelog: str, urls: object, *, upload: bool) -> list[str]:
@@ -127,8 +126,7 @@ def _build_twice(commit: str, out: Path) -> None:
         for folder, target in ((Path(first), out), (Path(second), Path(second) / "dist")):
             export = folder / "tree.tar"
             subprocess.run(["git", "-C", str(ROOT), "archive", "--output", str(export), commit], check=True)
-            with tarfile.open(export) as archive:
-                archive.extractall(folder / "tree", filter="data")
+            unpack(export, folder / "tree")
             found = distributions(folder / "tree")
             build(found, target)
             check(found, target)

@@ -135,7 +135,7 @@ class SendsLettersToTheDestination(Broken):
 
 
 class HasDeadLettersOfDeadLetters(Broken):
-    """Opened by its own URL, a dead letter place gets another one, which nobody looks into."""
+    """Opened by its own URL, a dead letter place gets another place in its turn."""
 
     caught_by = "a_native_place_opened_by_its_own_url_is_that_very_place"
 
@@ -145,7 +145,7 @@ class HasDeadLettersOfDeadLetters(Broken):
 
 
 class NamesAPlaceWithoutAsking(Broken):
-    """Its `native_sink` is a name. What is sent there is taken, and is nobody's where it was not provisioned."""
+    """Its `native_sink` is only a name. It accepts letters also where it was not provisioned, and then loses them."""
 
     caught_by = "a_native_place_that_is_not_there_is_told_before_any_row_or_takes_letters"
 
@@ -157,7 +157,7 @@ class NamesAPlaceWithoutAsking(Broken):
 
 
 class FindsNoPlaceAtTheFirstLetter(Broken):
-    """Its `native_sink` is a name, and opening it asks nobody: a job begins that cannot dead-letter."""
+    """Its `native_sink` is a name, and opening it checks nothing: a job begins that cannot dead-letter."""
 
     caught_by = "a_native_place_that_is_not_there_is_told_before_any_row_or_takes_letters"
 

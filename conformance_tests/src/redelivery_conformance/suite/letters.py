@@ -69,7 +69,7 @@ HOSTILE: Mapping[str, Message] = {
     "a long id": Message(value=b"v", id="i" * 3000),
     "an id of controls": Message(value=b"v", id="a\0b\n\x1b[2J\u202e\uffff"),
     "a long key": Message(value=b"v", key=b"k" * 3000),
-    "a time that is none": Message(value=b"v", timestamp_ms=2**62),
+    "a time that is not valid": Message(value=b"v", timestamp_ms=2**62),
     "a time before all": Message(value=b"v", timestamp_ms=-(2**62)),
     "characters that XML has not": Message(value="\0\x0b\ufffe\uffff\U0001f4cf".encode()),
 }
@@ -241,7 +241,7 @@ class DeadLetterPlaces(Statements):
             return
         subject.deliver(Message(value=b"letter"), url=place)
         with broker.dead_letters() as letters:
-            assert [each.message.value for each in letters.browse()] == [b"letter"], "confirmed, and nobody finds it"
+            assert [each.message.value for each in letters.browse()] == [b"letter"], "confirmed, and not found"
 
     @broker_lacks("dead_letter")
     def test_without_a_native_place_asking_for_it_is_unsupported(self, subject: Subject) -> None:
@@ -304,7 +304,7 @@ class Browsing(Statements):
 
     @staticmethod
     def _comes_by_sending(subject: Subject, look: Callable[[DeadLetters], object]) -> bool:
-        """Whether looking at another such name is no error, and sending there works."""
+        """Whether another such name can be looked at without an error, and sent to."""
         other = subject.broker.sibling(f"never-made-{token_hex(4)}")
         try:
             with subject.connect(other).dead_letters() as letters:
