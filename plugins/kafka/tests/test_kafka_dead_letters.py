@@ -74,7 +74,7 @@ class TestKafkaDeadLetters(Statements):
         assert [each.message.value for each in subject.browse(direct=False)] == [b"0", b"2"]
         assert records(subject) == 3, "letters stay in the log"
 
-    @broker_has("browse", "remove")
+    @broker_has("browse", "remove", "provision")
     def test_what_is_removed_is_remembered_by_a_group_of_its_own(self, subject: Subject) -> None:
         """So a receiver of the dead letter topic is not concerned, nor is its group."""
         self._send_letters(subject, 0, 1)
@@ -87,7 +87,7 @@ class TestKafkaDeadLetters(Statements):
         self._send_letters(subject, 2)
         assert [each.message.value for each in subject.browse(direct=False)] == [b"2"]
 
-    @broker_has("browse", "remove")
+    @broker_has("browse", "remove", "provision")
     def test_letters_of_several_partitions_come_oldest_first(self, subject: Subject) -> None:
         """More of one partition than are read ahead, before the first of another."""
         subject.provision()

@@ -32,6 +32,9 @@ REMOVED: Final = ".redelivery-removed"
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 #: Seconds for one answer of a broker, and for reading a whole topic.
 PATIENCE: Final = 15.0
+#: Seconds after which an unused client is replaced. Brokers close a connection that was idle for ten minutes, and then
+#: librdkafka may find no usable broker for longer than `PATIENCE` (its issues 2318 and 2566).
+IDLE: Final = 240.0
 
 
 class Reader:
@@ -41,6 +44,7 @@ class Reader:
         self._settings = settings
         self._lock = threading.Lock()
         self._client: Consumer | None = None
+        self._used = 0.0
         self._shares = ShareStates(settings)
 
     def left(self, topic: str, group: str, *, share: bool = False) -> Sequence[Any]:
@@ -142,6 +146,10 @@ class Reader:
             self._connected().poll(0.1)  # which waits
 
     def _connected(self) -> Consumer:
+        last, self._used = self._used, time.monotonic()
+        if self._client is not None and self._used - last > IDLE:
+            self._client.close()
+            self._client = None
         if self._client is None:
             own = {
                 **self._settings,
