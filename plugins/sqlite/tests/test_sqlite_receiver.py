@@ -143,23 +143,28 @@ def test_sqlite_closing_ends_a_wait_and_an_empty_queue_needs_no_write_lock(broke
                 act()
 
 
-@pytest.mark.parametrize("looks", [1, 2], ids=["while-it-looks", "while-it-takes"])
-def test_sqlite_closing_ends_a_receive_that_reads_the_file(broker, monkeypatch, looks):
-    """As it ends a wait: the message stays."""
+@pytest.mark.parametrize("moment", ["begins", "looks", "takes"])
+def test_sqlite_closing_ends_a_receive_that_is_under_way(broker, monkeypatch, moment):
+    """By another thread, wherever it is: the file is not opened again, and the message stays."""
 
     class Closing(SystemClock):
-        left = looks
+        looks = 0
+
+        def monotonic(self):
+            if moment == "begins":
+                receiver.close()
+            return super().monotonic()
 
         def wall_ms(self):
-            self.left -= 1
-            if not self.left:
+            self.looks += 1
+            if (moment, self.looks) in {("looks", 1), ("takes", 2)}:
                 receiver.close()
             return super().wall_ms()
 
     send(broker, Message(value=b"x"))
     receiver = broker.receiver()
     monkeypatch.setattr(receiver, "_clock", Closing())
-    assert not receiver.receive(1, wait=0)
+    assert list(receiver.receive(1, wait=0)) == []
     with broker.receiver() as other:
         assert [each.message.value for each in other.receive(1, wait=0)] == [b"x"]
 

@@ -169,7 +169,11 @@ class AuditLog:
         return list(reversed(found))
 
     def _append(self, line: bytes) -> None:
-        """Append a line in one write. A line that a killed process has cut is ended first."""
+        """Append a line in one write. A line that a killed process has cut is ended first.
+
+        A line that another process is writing just now may look cut where it crosses a page of memory: an empty line
+        then follows it, which is none.
+        """
         try:
             make_private_folder(self.path.parent)
             refuse_link(self.path)

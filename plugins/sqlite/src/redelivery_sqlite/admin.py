@@ -70,7 +70,7 @@ class SqliteAdmin(Resource, Admin):
             return int(connection.execute(f"SELECT count(*) FROM message_{number}").fetchone()[0])  # noqa: S608 - a number
 
     def _release(self) -> None:
-        self._store.close()
+        self._store.end()
 
     def _is_of_the_version_before(self) -> bool:
         if not self._store.exists:

@@ -102,7 +102,7 @@ class SqliteDeadLetters(Resource, DeadLetters):
         return count
 
     def _release(self) -> None:
-        self._store.close()
+        self._store.end()
 
     def _remove(self, seqs: Sequence[int]) -> int:
         def work(connection: sqlite3.Connection) -> int:

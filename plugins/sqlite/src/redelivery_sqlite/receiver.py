@@ -123,7 +123,7 @@ class SqliteReceiver(Resource, Receiver):
 
     def _release(self) -> None:
         """Keep leases until they end: a handler may still be working."""
-        self._store.close()
+        self._store.end()
 
     # --- receiving ---
 

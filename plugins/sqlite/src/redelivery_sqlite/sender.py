@@ -68,7 +68,7 @@ class SqliteSender(Resource, Sender):
         return self._settled.take()
 
     def _release(self) -> None:
-        self._store.close()
+        self._store.end()
 
     def _load(self, batch: Batch) -> None:
         """Do all work that is possible before the write lock, which only one process can hold."""

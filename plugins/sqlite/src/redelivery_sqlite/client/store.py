@@ -82,6 +82,7 @@ class Store:
         self.path = path
         self.settings = settings
         self._connection: sqlite3.Connection | None = None
+        self._ended = False
         self._opened: tuple[int, int] | None = None
         self._pid = 0
         self._numbers: dict[str, int] = {}
@@ -108,15 +109,20 @@ class Store:
             BrokerError
         """
         wait = self.settings.busy_timeout if wait is None else max(0.0, min(wait, self.settings.busy_timeout))
-        if self._connection is None or self._pid != os.getpid():
+        connection = self._connection
+        if connection is None or self._pid != os.getpid():
             _close_inherited()
             self._pid = os.getpid()  # set first: another thread must not mistake it for inherited
-            self._connection = self._open(wait)
+            connection = self._connection = self._open(wait)
             self._timeout = wait
+        if self._ended:  # asked last: another thread may have ended it during the opening
+            self.close()
+            raise Fatal(f"sqlite: {str(self.path)!r} was closed by another thread; open it again", code=Code.CLOSED)
         if wait != self._timeout:
-            self._connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+            with TABLE.while_doing(f"using {str(self.path)!r}"):
+                connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
             self._timeout = wait
-        return self._connection
+        return connection
 
     def check(self, wait: float) -> None:
         """Check whether the file can be written to or created, without creating it.
@@ -242,8 +248,13 @@ class Store:
         text = f"there is no queue {wanted!r}{hint}; the file has {shown or 'none'}; {_advice(address)}"
         raise Fatal(f"sqlite: {doing}: {text}", code=Code.NO_SUCH_DESTINATION)
 
+    def end(self) -> None:
+        """Close the connection and open no other."""
+        self._ended = True
+        self.close()
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; the next use opens another."""
         if self._connection is not None:
             with suppress(*ERRORS):
                 self._connection.close()
