@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,23 +61,25 @@ def _make_tools(tools: Path, python: Path) -> str:
             f"{sys.executable} has neither pip nor ensurepip. Install what your system leaves out of Python "
             "(Debian, Ubuntu: apt install python3-venv) and run this again"
         )
-    # The environment's own pip always works; `pip --python` is for a Python without ensurepip.
     shutil.rmtree(tools, ignore_errors=True)
-    without = [] if has_ensurepip else ["--without-pip"]
-    pip = [str(python), "-m", "pip"] if has_ensurepip else [sys.executable, "-m", "pip", "--python", str(python)]
-    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
-    # pip does not read hashes from constraints: it installs uv alone with hashes, and uv installs the rest with hashes.
-    nox = [str(python), "-m", "uv", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), "nox"]
-    if _pip_has_its_own_index(python):
-        nox = [*install, "--constraint", str(pinned("plain")), "nox"]
-    for command in (
-        [sys.executable, "-m", "venv", *without, str(tools)],
-        [*install, "--requirement", str(pinned("uv", only="uv"))],
-        nox,
-    ):
+    for command in _commands(tools, python, has_ensurepip=has_ensurepip):
         if subprocess.run(command, check=False).returncode:
             return f"this command failed, see above: {' '.join(command)}"
     return ""
+
+
+def _commands(tools: Path, python: Path, *, has_ensurepip: bool) -> Iterator[list[str]]:
+    """Yield the commands that create the environment, each after the one before has passed."""
+    yield [sys.executable, "-m", "venv", *([] if has_ensurepip else ["--without-pip"]), str(tools)]
+    # The environment's own pip always works; `pip --python` is for a Python without ensurepip.
+    pip = [str(python), "-m", "pip"] if has_ensurepip else [sys.executable, "-m", "pip", "--python", str(python)]
+    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
+    # pip does not read hashes from constraints: it installs uv alone with hashes, and uv installs the rest with hashes.
+    yield [*install, "--requirement", str(pinned("uv", only="uv"))]
+    if _pip_has_its_own_index(python):
+        yield [*install, "--constraint", str(pinned("plain")), "nox"]
+    else:
+        yield [str(python), "-m", "uv", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), "nox"]
 
 
 def _pip_has_its_own_index(python: Path) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import importlib.util
 import re
+import subprocess
 import sys
 import textwrap
 import tomllib
@@ -468,6 +470,29 @@ def test_the_bootstrap_needs_nothing_but_a_python() -> None:
     }
     names |= {(node.module or "").partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert names <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("has_pip", [True, False], ids=["pip", "ensurepip-alone"])
+def test_the_bootstrap_asks_no_environment_before_it_exists(tmp_path, monkeypatch, has_pip) -> None:
+    """Debian's python3-venv brings ensurepip without pip: the new environment's own pip is asked then."""
+    script = {"__name__": "noxfile", "__file__": str(tmp_path / "noxfile.py")}
+    exec(text(ROOT / "noxfile.py").partition('\nif __name__ == "__main__"')[0], script)  # noqa: S102 - our own file
+    (tmp_path / "constraints.txt").write_text("nox==1\nuv==1\n", encoding="utf-8")
+    python, ran = tmp_path / "tools/bin/python", []
+
+    def run(command, **_options):
+        assert command[0] == sys.executable or ran, "it does not exist yet"
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: has_pip or name != "pip" or None)
+    assert not script["_make_tools"](tmp_path / "tools", python)
+    assert [part for part in ("venv", "uv", "nox") if any(part in " ".join(each) for each in ran)] == [
+        "venv",
+        "uv",
+        "nox",
+    ]
 
 
 def text(path: Path) -> str:
