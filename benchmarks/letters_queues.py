@@ -1,4 +1,4 @@
-"""What the benchmarks of letters on queues share: our ways, and the table.
+"""Shared by the benchmarks of letters on queues: how redelivery reads and redrives them, and the table of results.
 
 A module `letters_<broker>.py` has a class `Bench` with the broker's hand-written loops. `main` fills a queue, runs each
 way on it, verifies how many messages it moved, and compares medians of runs in turns.

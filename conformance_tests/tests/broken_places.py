@@ -157,7 +157,7 @@ class NamesAPlaceWithoutAsking(Broken):
 
 
 class FindsNoPlaceAtTheFirstLetter(Broken):
-    """Its `native_sink` is a name, and opening it checks nothing: a job begins that cannot dead-letter."""
+    """Its `native_sink` names a missing queue, and opening it checks nothing: a job starts that cannot dead-letter."""
 
     caught_by = "a_native_place_that_is_not_there_is_told_before_any_row_or_takes_letters"
 
@@ -315,7 +315,7 @@ class TakesAnyOption(Broken):
 
 
 class LetsAValueErrorOut(Broken):
-    """A port that is no number."""
+    """A port that is not a number ends in a ValueError."""
 
     caught_by = "an_odd_url_is_opened_or_refused_by_an_error_of_ours[memory-//host:port/q]"
 
@@ -443,7 +443,7 @@ class ClosesItsParentsConnection(Broken):
 
 
 class HangsOnClose(Broken):
-    """Waits for an answer that nobody collects."""
+    """Closing waits for a result that was never collected."""
 
     caught_by = "closing_with_work_in_flight_does_not_hang"
 

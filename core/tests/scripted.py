@@ -1,4 +1,4 @@
-"""A broker that does as it is told, on a clock that moves only when it is waited for."""
+"""A broker that follows a script, on a clock that moves only while someone waits on it."""
 
 from __future__ import annotations
 

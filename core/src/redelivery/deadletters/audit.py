@@ -171,8 +171,8 @@ class AuditLog:
     def _append(self, line: bytes) -> None:
         """Append a line in one write. A line that a killed process has cut is ended first.
 
-        A line that another process is writing just now may look cut where it crosses a page of memory: an empty line
-        then follows it, which is none.
+        A line that another process is writing may look cut where it crosses a page of memory. An empty line then
+        follows it, and readers skip it.
         """
         try:
             make_private_folder(self.path.parent)

@@ -176,7 +176,7 @@ class SendQueue:
 
     @property
     def hosts(self) -> Sequence[str]:
-        """The hosts that are connected to, as far as they are known."""
+        """The hosts of the connection; empty if the plugin does not name them."""
         return self._broker.hosts or ()
 
     @property

@@ -282,7 +282,7 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
             f"rows: these are not dead letters as they are read: the columns {', '.join(needed)} are needed"
         )
     text = f.col(_VALUE).cast("string")
-    # In such a letter a number with more digits than Python needs is text. Spark reads that as a decimal only.
+    # A letter holds a number with more digits than Python needs as text, and Spark reads such text only as a decimal.
     kind = letters.select(f.from_json(text, schema).alias(_VALUE)).schema[_VALUE].dataType
     read = cast("StructType", jsonform.floats_as_text(kind))
     row = f.from_json(text, read, {"mode": "FAILFAST"}).cast(kind)

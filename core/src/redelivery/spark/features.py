@@ -1,7 +1,7 @@
-"""What the Spark at hand has, and what takes the place of what it lacks: the only module where Spark 4.0 to 4.3 differ.
+"""The features of the installed Spark and their substitutes: the only module where Spark 4.0 to 4.3 differ.
 
-Each feature is looked for, never told from a version number: vendors bring features into older versions.
-`docs/spark_versions.md` shows them.
+It looks for each feature and never compares version numbers, because vendors backport features.
+`docs/spark_versions.md` lists them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ FEATURES: Final = (
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """Return columns as Arrow has them, with times in UTC: before Spark 4.2 that is no choice."""
+    """Return the Arrow schema of columns, with times in UTC. Spark before 4.2 always uses UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - only tasks need Arrow
 
     if "timezone" in signature(to_arrow_schema).parameters:
