@@ -217,6 +217,7 @@ class Limiting(Statements):
 
 def _same_original(subject: Subject, letters: list[Letter], kind: str) -> None:
     """Assert that the only letter is the original, and that its native reason is mapped to the agreed code."""
+    assert [each.message.value for each in letters] == [original(subject).value], [each.context for each in letters]
     (letter,) = letters
     why = letter.context
     assert why is not None or not subject.capabilities.reason, "the broker gave it up, and does not say so"
