@@ -1,8 +1,11 @@
 """What only a real server shows: advisories as letters, late acknowledgements, logins, limits, kill -9."""
 
+import gc
 import json
+import socket
 import ssl
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -16,7 +19,7 @@ import trustme
 from redelivery.contract.broker import Accept, Broker, Received, Retry, Terminate
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
-from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
+from redelivery.errors import Ambiguous, BrokerError, Fatal, LeaseLost, Permanent, Retriable
 from redelivery.kit.errors import Code
 from redelivery_nats.address import Address
 from redelivery_nats.admin import NatsAdmin
@@ -42,6 +45,12 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsRuntime]:
 def place(runtime: NatsRuntime) -> Iterator[NatsPlace]:
     with runtime.place() as found:
         yield found
+
+
+class Text(str):
+    """A text of which a test can tell whether anything holds it."""
+
+    __slots__ = ("__weakref__",)
 
 
 def opened(place: NatsPlace, **options: str) -> Broker:
@@ -275,19 +284,40 @@ class TestLeases:
             assert receiver.settle([(again, letter)]) == [None]
         assert len(place.stored(place.letters)) == 1
 
-    @pytest.mark.parametrize("change", ["deleted", "push"])
+    @pytest.mark.parametrize("change", ["deleted", "push", "no bodies", "small batches"])
     def test_a_consumer_that_cannot_be_pulled_from_is_an_error(self, place: NatsPlace, change: str) -> None:
+        """One that leaves the bodies out would have letters without them, and the messages removed."""
+        more = {
+            "push": {"deliver_subject": "there"},
+            "no bodies": {"headers_only": True},
+            "small batches": {"max_batch": 2},
+        }
+
         async def break_it(client: Any, jetstream: Any) -> None:
             await jetstream.delete_consumer(place.stream, "redelivery")
-            if change == "push":
-                config = {"durable_name": "redelivery", "deliver_subject": "there", "ack_policy": "explicit"}
+            if change in more:
+                config = {"durable_name": "redelivery", "ack_policy": "explicit", **more[change]}
                 asked = json.dumps({"stream_name": place.stream, "config": config}).encode()
                 await client.request(f"$JS.API.CONSUMER.DURABLE.CREATE.{place.stream}.redelivery", asked)
 
         place.independent.run(break_it)
         with opened(place).receiver() as receiver, pytest.raises(Fatal) as caught:
-            receiver.receive(1, wait=1)
-        assert caught.value.code is (Code.MISCONFIGURED if change == "push" else Code.NO_SUCH_DESTINATION)
+            receiver.receive(3, wait=1)
+        assert caught.value.code is (Code.MISCONFIGURED if change in more else Code.NO_SUCH_DESTINATION)
+
+    def test_a_letter_that_another_stream_takes_is_no_letter(self, place: NatsPlace) -> None:
+        """Nobody would find it, and the message would be removed."""
+        broker = opened(place)
+        deliver(broker, Message(value=b"v"))
+        receiver, (message,) = received(broker)
+        place.independent.remove(place.letters)
+        place.independent.make(f"{place.stream}-archive", subjects=[place.letters])
+        with receiver:
+            (error,) = receiver.settle([(message, Terminate(Message(value=b"v")))])
+        place.independent.remove(f"{place.stream}-archive")
+        assert isinstance(error, Fatal)
+        assert error.code is Code.MISCONFIGURED
+        assert len(place.stored()) == 1
 
     def test_a_consumer_that_is_deleted_under_a_receiver_is_an_error(self, place: NatsPlace) -> None:
         async def delete(_: Any, jetstream: Any) -> None:
@@ -431,6 +461,72 @@ class TestSending:
         assert error.code is Code.INVALID_DESTINATION
         assert deliver(opened(place), Message(value=b"v")) == [None]
 
+    def test_a_frozen_server_is_given_up_though_it_reads_nothing_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """nats-py would wait until the rest is written, and nobody would open another connection."""
+        monkeypatch.setattr("redelivery_nats.client.connection._PING", 0.3)
+        with closing(start_server(tmp_path)) as runtime, runtime.place() as place, opened(place).sender() as sender:
+            sender.check(deadline=time.monotonic() + 5)
+            assert runtime.process is not None
+            with runtime.process.paused():
+                began = time.monotonic()
+                sender.send(Batch.of([Message(value=bytes(500_000))] * 40), deadline=began + 60)
+                settled: list[Any] = []
+                while not settled and time.monotonic() < began + 20:
+                    settled += sender.collect(1)
+                assert {each.error.code for each in settled[0].failures} == {Code.CONNECTION_LOST}
+
+    def test_rows_that_nobody_answers_are_kept_no_longer_than_to_their_deadline(self, place: NatsPlace) -> None:
+        """A subscriber of plain NATS may never reply, and answers are lost with a server of a cluster."""
+
+        async def nothing(_: Any) -> None: ...
+
+        async def listen(client: Any, _: Any) -> None:
+            await client.subscribe("silent", cb=nothing)
+            await client.flush()
+
+        place.independent.run(listen)
+        with opened(place).sender() as sender:
+            id_ = Text("i")
+            kept = weakref.ref(id_)
+            rows = [Message(value=b"v", destination="silent", id=id_), Message(value=b"v")]
+            sender.send(Batch.of(rows), deadline=time.monotonic() + 1)
+            del id_, rows
+            while not (settled := sender.collect(2)):
+                pass
+            assert [(each.index, type(each.error)) for each in settled[0].failures] == [(0, Ambiguous)]
+            gc.collect()
+            assert kept() is None
+
+    @pytest.mark.parametrize("answer", [b"OK", b'{"error":"no"}', b'{"seq": 1}', b"[]", b'{"stream":1,"seq":"x"}'])
+    def test_what_no_stream_says_confirms_nothing_and_harms_one_row(self, place: NatsPlace, answer: bytes) -> None:
+        """An application may listen on a row's own subject."""
+
+        async def listen(client: Any, _: Any) -> None:
+            async def say(message: Any) -> None:
+                await client.publish(message.reply, answer)
+
+            await client.subscribe(f"{place.stream}-service", cb=say)
+            await client.flush()
+
+        place.independent.run(listen)
+        rows = [Message(value=b"v", destination=f"{place.stream}-service"), Message(value=b"v")]
+        error, none = deliver(opened(place), *rows)
+        assert none is None
+        assert isinstance(error, Ambiguous)
+        assert error.code is Code.UNCONFIRMED
+
+    def test_no_name_of_a_stream_passes_for_a_duplicate(self, place: NatsPlace) -> None:
+        for name in ("duplicate", "error", "seq"):
+            place.independent.make(name)
+            with connect(place.runtime.url(name), {}).sender() as sender:
+                sender.send(Batch.of([Message(value=b"v", id="i")] * 2), deadline=time.monotonic() + 5)
+                while not (settled := sender.collect(5)):
+                    pass
+            place.independent.remove(name)
+            assert (settled[0].failures, settled[0].duplicates) == ([], 1)
+
     def test_what_was_confirmed_is_there_after_kill_9(self, tmp_path: Path) -> None:
         with closing(start_server(tmp_path)) as runtime, runtime.place() as place:
             assert deliver(opened(place), *(Message(value=b"%d" % at) for at in range(500))) == [None] * 500
@@ -571,6 +667,33 @@ class TestLogins:
         with connect(f"nats://{HOST}:1,{host}:{port}/none", {}).admin() as admin, pytest.raises(Fatal) as caught:
             admin.depth()
         assert caught.value.code is Code.NO_SUCH_DESTINATION
+
+    def test_a_server_that_takes_the_connection_and_says_nothing_is_passed_over(self, runtime: NatsRuntime) -> None:
+        (host, port), *_ = Address.parse(runtime.url("none")).hosts
+        with socket.create_server((HOST, 0)) as frozen:
+            url = f"nats://{HOST}:{frozen.getsockname()[1]},{host}:{port}/none"
+            for _ in range(8):  # servers are tried in any order
+                with connect(url, {"connect_timeout": "0.5"}).admin() as admin, pytest.raises(Fatal) as caught:
+                    admin.depth()
+                assert caught.value.code is Code.NO_SUCH_DESTINATION
+
+    def test_a_server_without_jetstream_is_told_as_such(self, tmp_path: Path) -> None:
+        """And not as one that misses a stream, which `apply` could make."""
+        with closing(start_server(tmp_path, "jetstream: disabled")) as runtime:
+            broker = connect(runtime.url("orders"), {})
+            deadline = time.monotonic() + 5
+            with broker.admin() as admin, broker.sender() as sender, broker.receiver() as receiver:
+                for ask in (
+                    lambda: admin.plan(DeliverySpec()),
+                    lambda: sender.check(deadline=deadline),
+                    lambda: receiver.receive(1, wait=1),
+                ):
+                    with pytest.raises(Fatal) as caught:
+                        ask()
+                    assert caught.value.code is Code.UNSUPPORTED
+            for error in deliver(broker, Message(value=b"v"), Message(value=b"v", destination="other")):
+                assert isinstance(error, Fatal)
+                assert error.code is Code.UNSUPPORTED
 
 
 class TestPlanning:

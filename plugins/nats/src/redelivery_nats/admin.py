@@ -144,6 +144,8 @@ class NatsAdmin(Asking, Admin):
         also = []
         if found["config"].get("deliver_subject"):
             also.append(Difference("deliver_subject", "none", found["config"]["deliver_subject"]))
+        if found["config"].get("headers_only"):
+            also.append(Difference("headers_only", "false", "true"))
         return compared("consumer", name, wanted, config, only=only, also=also)
 
     def _warnings(self, address: Address, found: Mapping[str, Any] | None, *, is_letters: bool) -> list[str]:

@@ -30,6 +30,14 @@ class StatusError(Exception):
         self.status = status
 
 
+class ForeignError(Exception):
+    """An answer that JetStream did not write: an application listens on the same subject."""
+
+
+class OtherStreamError(Exception):
+    """A stream has stored the message that is not the one which the URL, or its dead letters, name."""
+
+
 class DeniedError(Exception):
     """The server said that this user may not publish to a subject, or subscribe to one."""
 
@@ -46,7 +54,8 @@ _NO_STREAM: Final = Rule(
     "no such stream or consumer exists: provision it, or correct the URL",
     about_target=True,
 )
-_DISABLED: Final = Rule(Fatal, Code.UNSUPPORTED, "enable JetStream on the server and for this account")
+#: Also where nobody answers to the API.
+DISABLED: Final = Rule(Fatal, Code.UNSUPPORTED, "enable JetStream on the server and for this account")
 _DENIED: Final = Rule(Fatal, Code.NOT_AUTHORIZED, "allow it in this user's permissions", about_target=True)
 _LOGIN: Final = Rule(
     Fatal,
@@ -67,7 +76,7 @@ _CODES: Final[Mapping[Rule, tuple[int, ...]]] = {
     _FULL: (10002, 10023, 10028, 10047, 10077, 10122),
     _SLOW: (10167,),
     _NO_STREAM: (10014, 10059),
-    _DISABLED: (10035, 10039, 10076, 10120),
+    DISABLED: (10035, 10039, 10076, 10120),
     _TOO_LARGE: (10054, 10097),
     _MESSAGE: (10060, 10063, 10070, 10071, 10098, 10111),
     _CONFLICT: (10013, 10058, 10065, 10099, 10100, 10105, 10148),
@@ -92,6 +101,8 @@ NO_MESSAGE: Final = frozenset({10037, 10043, 10057})
 _BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
     ApiError: _REFUSED,
     StatusError: _LATER,
+    OtherStreamError: Rule(Fatal, Code.MISCONFIGURED, "provision the stream with its subject, or correct the URL"),
+    ForeignError: Rule(Ambiguous, Code.UNCONFIRMED, "a stream may have stored it or not; use a subject of its own"),
     DeniedError: _DENIED,
     nats.Error: _LOST,  # also what is not the protocol: half of a line, nothing where the server greets
     nats.AuthorizationError: _LOGIN,
@@ -122,6 +133,7 @@ TABLE: Final = ErrorTable(
     by_code={**_STATUSES, **{code: rule for rule, codes in _CODES.items() for code in codes}},
     by_text=[
         (10077, "message size exceeds", _TOO_LARGE),
+        (409, "Exceeded MaxRequest", Rule(Fatal, Code.MISCONFIGURED, "the consumer's limits of a pull are too small")),
         (None, "uthorization violation", _LOGIN),
         (None, "uthorization Violation", _LOGIN),
         (None, "uthentication expired", _LOGIN),

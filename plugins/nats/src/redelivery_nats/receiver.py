@@ -119,8 +119,8 @@ class NatsReceiver(Asking, Receiver):
             return
         what = f"CONSUMER.INFO.{self._address.stream}.{self._address.consumer}"
         config = self._api("receiving from", what)["config"]
-        if config.get("deliver_subject") or config.get("ack_policy") != "explicit":
-            text = "is not a pull consumer with explicit acknowledgements; make one, or name another in the URL"
+        if config.get("deliver_subject") or config.get("headers_only") or config.get("ack_policy") != "explicit":
+            text = "is not a pull consumer with explicit acknowledgements and whole messages; name another in the URL"
             raise Fatal(f"nats: {self.doing('receiving from')}: this consumer {text}", code=Code.MISCONFIGURED)
         self._waits = [each / _NANO for each in config.get("backoff") or [config["ack_wait"]]]
         self._looked = now
@@ -243,7 +243,7 @@ class NatsReceiver(Asking, Receiver):
     ) -> BrokerError | None:
         """Return the error that an answer stands for; None: it was done."""
         try:
-            _ = stored(answer) if is_stored else payload_of(answer)
+            _ = stored(answer, self._address.dead_letters.stream) if is_stored else payload_of(answer)
         except Exception as error:  # noqa: BLE001 - the table sorts it
             told = TABLE.error(error, self.doing(doing), rows=rows)
             return told if is_stored or not isinstance(error, StatusError) else told.reclassified(Ambiguous)

@@ -14,7 +14,7 @@ from redelivery_nats import codec
 from redelivery_nats.address import Address, check_subject
 from redelivery_nats.client.asking import Asking
 from redelivery_nats.client.connection import Connection, answered, command, stored
-from redelivery_nats.errors import NOBODY, TABLE, ApiError, StatusError
+from redelivery_nats.errors import NOBODY, TABLE, ApiError, OtherStreamError, StatusError
 from redelivery_nats.options import Settings
 
 #: Rows that are written at once.
@@ -45,14 +45,13 @@ class NatsSender(Asking, Sender):
         try:
             told = json.loads(answer)
             refused, stream = ApiError(told["error"]), told.get("stream")
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, AttributeError):
             text = f"something else than a stream answers to the subject {subject!r}; correct the URL"
             raise Fatal(f"nats: {self.doing(doing)}: {text}", code=Code.MISCONFIGURED) from None
         if refused.err_code != _OTHER_STREAM:
             raise TABLE.error(refused, self.doing(doing), safe=True, rows=1).reclassified(Retriable)
         if stream != self._address.stream:
-            text = f"the subject {subject!r} belongs to the stream {stream!r}; correct the URL"
-            raise Fatal(f"nats: {self.doing(doing)}: {text}", code=Code.MISCONFIGURED)
+            raise TABLE.error(OtherStreamError(f"the stream {stream!r} has its subject"), self.doing(doing))
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         self.check_open("sending to")
@@ -66,7 +65,11 @@ class NatsSender(Asking, Sender):
             self._disconnected(connection.lost)
 
     def collect(self, wait: float) -> list[Settled]:
-        return self._in_flight.collect(wait)
+        settled = self._in_flight.collect(wait)
+        if self._connection is not None and any(each.failures for each in settled):
+            # An answer that did not come by the deadline may never come, and would keep its batch.
+            self._connection.forget_if(lambda one: isinstance(one, SentBatch) and one.is_settled)
+        return settled
 
     def _new_connection(self) -> Connection:
         return Connection(self._address, self._settings, self._place, on_lost=self._disconnected)
@@ -114,8 +117,8 @@ class NatsSender(Asking, Sender):
     # --- in the connection's thread ---
 
     def _answered(self, answer: bytes | Exception, sent: SentBatch, index: int) -> None:
-        if isinstance(answer, bytes) and b'"error"' not in answer and b'"seq"' in answer:
-            self._in_flight.stored(sent, index, duplicate=b'"duplicate"' in answer)
+        if isinstance(answer, bytes) and answer.startswith(b'{"stream":"') and b'"error":' not in answer:
+            self._in_flight.stored(sent, index, duplicate=b'"duplicate":' in answer)
             return
         try:
             self._in_flight.stored(sent, index, duplicate=stored(answer))
@@ -138,18 +141,20 @@ class NatsSender(Asking, Sender):
         connection = self._connection
         # Each batch asks: an answer may be lost where no server leads.
         if connection is not None and (len(rows) == 1 or rows[-2][0] is not sent):
+            rows[:] = [each for each in rows if not each[0].is_settled]
             asked = f"{self._settings.api_prefix}.STREAM.NAMES"
             reply = connection.expect(self._looked, asked, subject)
             connection.write(command(asked, reply, json.dumps({"subject": subject}).encode()))
 
     def _looked(self, answer: bytes | Exception, subject: str, _: object) -> None:
-        cause = StatusError(NOBODY, "no responders: no stream has this subject")
+        cause = StatusError(NOBODY, "no responders")
         for sent, index in self._nowhere.pop(subject, ()):
             try:
                 error = self._silent("sending to", subject, answered(answer), cause)
             except Exception as failure:  # noqa: BLE001 - the table sorts it
-                error = TABLE.error(failure, self.doing("sending to"), safe=True)
+                error = self._api_error(failure, "sending to", "$JS.API.STREAM.NAMES")
             is_rows = isinstance(error, Fatal) and subject != self._address.subject
+            is_rows = is_rows and error.code is not Code.UNSUPPORTED
             self._in_flight.failed(sent, index, error.reclassified(Permanent) if is_rows else error)
 
     def _fail(self, sent: SentBatch, index: int, error: Exception) -> None:

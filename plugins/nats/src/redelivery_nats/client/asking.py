@@ -13,7 +13,7 @@ from redelivery.kit.errors import Code
 from redelivery.kit.roles import Resource
 from redelivery_nats.address import Address
 from redelivery_nats.client.connection import Connection, answered, command
-from redelivery_nats.errors import NO_MESSAGE, TABLE, ApiError
+from redelivery_nats.errors import DISABLED, NO_MESSAGE, NOBODY, TABLE, ApiError, StatusError
 from redelivery_nats.options import Settings
 
 #: Seconds that any call may take.
@@ -63,7 +63,7 @@ class Asking(Resource):
         if connection is None:
             connection = self._new_connection()
             try:
-                connection.open(min(within, self._settings.connect_timeout))
+                connection.open(within)
             except BaseException:
                 connection.close()
                 raise
@@ -131,9 +131,13 @@ class Asking(Resource):
             try:
                 found.append(answered(answer))
             except Exception as error:  # noqa: BLE001 - the table sorts it
-                needs = f"the right to publish to {subject}"
-                found.append(TABLE.error(error, self.doing(doing), safe=safe, needs=needs))
+                found.append(self._api_error(error, doing, subject, safe=safe))
         return found
+
+    def _api_error(self, error: Exception, doing: str, subject: str, *, safe: bool = True) -> BrokerError:
+        is_nobody = isinstance(error, StatusError) and error.status == NOBODY
+        needs = f"the right to publish to {subject}"
+        return TABLE.error(error, self.doing(doing), rule=DISABLED if is_nobody else None, safe=safe, needs=needs)
 
     def _nobody(self, doing: str, subject: str, cause: Exception) -> BrokerError:
         """Ask which stream has a subject that nobody listens to, and return the error."""

@@ -6,19 +6,20 @@ it too, but under its own subject: only the answers that end a pull are under th
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import random
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from redelivery.kit.asyncio_bridge import LoopThread
 from redelivery.kit.options import guard_loggers
 from redelivery_nats.address import Address
 from redelivery_nats.client.nats_private import Client, Nkey, credentials_in
-from redelivery_nats.errors import TABLE, ApiError, DeniedError, StatusError
+from redelivery_nats.errors import TABLE, ApiError, DeniedError, ForeignError, OtherStreamError, StatusError
 from redelivery_nats.options import Settings
 
 #: What is told of a request: the payload of its answer, or an error, and what was given with it.
@@ -32,7 +33,7 @@ guard_loggers("nats")
 
 
 class Connection(LoopThread):
-    """One connection, which never comes back once it is lost. Any thread may use it.
+    """One connection, to any of the servers, which never comes back once it is lost. Any thread may use it.
 
     Args:
         address: of the servers, one of which it is made to.
@@ -64,7 +65,7 @@ class Connection(LoopThread):
         self.lost: Exception | None = None
 
     def open(self, within: float) -> None:
-        """Connect, within so many seconds. Raises BrokerError."""
+        """Connect, within so many seconds and the client's own time for each server. Raises BrokerError."""
         with TABLE.while_doing(self.doing("connecting to"), safe=True):
             try:
                 self.run("connecting to", self._connect, within)
@@ -92,12 +93,37 @@ class Connection(LoopThread):
         """Wait no longer for an answer."""
         self._waiting.pop(int(reply[len(self.inbox) :]), None)
 
+    def forget_if(self, is_over: Callable[[Any], bool]) -> None:
+        """Wait no longer for the answers whose `one` is over."""
+        for number, (_, _, one, _) in list(self._waiting.items()):
+            if is_over(one):
+                self._waiting.pop(number, None)
+
     def write(self, data: bytes) -> None:
         """Write whole commands soon; nothing once it is lost or closed."""
         if self._client is not None:
             self.call(self._client.write, data)
 
     async def _connect(self) -> None:
+        """Try one server after the other: nats-py stays with one that takes a connection and says nothing."""
+        servers = self._address.servers
+        random.shuffle(servers)
+        seconds = self._settings.connect_timeout
+        for server in servers:
+            self._error = None
+            try:
+                await asyncio.wait_for(self._connect_to(server), seconds)
+                break
+            except Exception as error:
+                if isinstance(error, TimeoutError):
+                    self._error = TimeoutError(f"no answer within {seconds:g} s")
+                if self._client is not None:
+                    await self._client.drop()
+                if server == servers[-1]:
+                    raise
+        self._error = None
+
+    async def _connect_to(self, server: str) -> None:
         settings = self._settings
         client = Client(self._message, needs_tls=settings.is_tls)
         given: dict[str, Any] = {"user": settings.user, "password": settings.password, "token": settings.token}
@@ -111,7 +137,7 @@ class Connection(LoopThread):
             given |= {"tls": _tls(settings), "tls_hostname": settings.tls_hostname}
         self._client = client
         await client.connect(
-            servers=self._address.servers,
+            server,
             name="redelivery",
             allow_reconnect=False,
             max_reconnect_attempts=1,
@@ -123,7 +149,6 @@ class Connection(LoopThread):
             **{name: value for name, value in given.items() if value is not None},
         )
         await client.subscribe(f"{self.inbox}*")
-        self._error = None
 
     def _message(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
         if not subject.startswith(self._inbox):
@@ -163,9 +188,7 @@ class Connection(LoopThread):
 
     async def _close_client(self) -> None:
         if self._client is not None:
-            self._client.abort()
-            with suppress(Exception):
-                await self._client.close()
+            await self._client.close()
 
 
 def command(subject: str, reply: str, payload: bytes, block: bytes = b"") -> bytes:
@@ -184,20 +207,29 @@ def payload_of(answer: bytes | Exception) -> bytes:
 
 
 def answered(answer: bytes | Exception) -> dict[str, Any]:
-    """Return the members of an answer of the API. Raises ApiError, or the error that stands for the answer."""
-    found = json.loads(payload_of(answer))
-    if not isinstance(found, dict):
-        raise ApiError({"description": "an answer that is not an object"})
-    if "error" in found:
-        raise ApiError(found["error"])
-    return found
+    """Return the members of an answer of JetStream. Raises ApiError, ForeignError, or what stands for the answer."""
+    payload = payload_of(answer)
+    try:
+        found = json.loads(payload)
+        error = found.get("error")
+        is_error = error is not None and isinstance(error["err_code"], int)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise ForeignError("something else than JetStream has answered") from None
+    if is_error:
+        raise ApiError(error)
+    return dict(found)
 
 
-def stored(answer: bytes | Exception) -> bool:
-    """Return whether the stream that confirms a message had it already. Raises as `answered` does."""
+def stored(answer: bytes | Exception, stream: str | None = None) -> bool:
+    """Return whether the stream that confirms a message had it already.
+
+    Raises as `answered` does; OtherStreamError if it is not this stream.
+    """
     found = answered(answer)
-    if "stream" not in found or "seq" not in found:
-        raise ApiError({"description": "something else than a stream has answered"})
+    if not isinstance(found.get("stream"), str) or not isinstance(found.get("seq"), int):
+        raise ForeignError("something else than a stream has answered")
+    if stream not in {None, found["stream"]}:
+        raise OtherStreamError(f"the stream {found['stream']!r} has taken it, and not {stream!r}")
     return bool(found.get("duplicate"))
 
 
@@ -207,7 +239,7 @@ def _answer(headers: bytes, payload: bytes) -> bytes | Exception:
     if len(words) == 1 or not words[1].isdigit():
         return payload
     text = words[2].decode("utf-8", "replace") if len(words) > 2 else ""  # noqa: PLR2004 - a description
-    return StatusError(int(words[1]), text or "no responders: no stream has this subject")
+    return StatusError(int(words[1]), text or "no responders")
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from nats import errors
@@ -20,7 +21,7 @@ _SEED: Final = 36
 #: Names of nats-py's client that are used here.
 NAMES: Final = (
     *("_process_msg", "_process_info", "_process_err", "_ps"),
-    *("_transport", "_public_nkey", "_server_info", "_auth_configured"),
+    *("_transport", "_public_nkey", "_server_info", "_auth_configured", "_close", "_pending", "_pending_data_size"),
 )
 
 
@@ -54,16 +55,23 @@ class Client(NatsClient):
         self.said = self._ps.buf[: self._ps.buf.find(b"\r\n")].decode("utf-8", "replace")
         await super()._process_err(err_msg)
 
+    async def drop(self) -> None:
+        """End a connection that was not made, or only in part; nobody is told."""
+        with suppress(Exception):
+            await self._close(self.CLOSED, do_cbs=False)
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Close it at once. nats-py first waits until the rest is written: forever, if the server is frozen."""
+        self._pending, self._pending_data_size = [], 0
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        await super()._close(status, do_cbs)
+
     def write(self, data: bytes) -> None:
         """Write whole commands; call it in the loop."""
         if self._transport is not None and not self.is_closed:
             self._transport.write(data)
-
-    def abort(self) -> None:
-        """End the connection without waiting for what was not written."""
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
 
     @property
     def server(self) -> Mapping[str, Any]:
