@@ -2,9 +2,11 @@
 
 import base64
 import json
+import secrets
 import ssl
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,30 @@ def test_http_a_token_that_a_server_sends_back_is_in_no_log(
         assert post(sender) is None
     assert "X-Echo" in caplog.text
     assert "s3cret-t0ken" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(status=400, body=b" " * 1700 + b"not valid: %b"),
+        Reply(status=400, body=b"%b " * 10),
+        Reply(status=400, body=b"%b " * 100),
+        Reply(status=400, headers={"Content-Length": "99999"}, body=b"%b %b", cut=700),
+        Reply(status=302, headers={"Location": f"https://login.example.org/{'a' * 120}?next=%b"}),
+    ],
+)
+def test_http_no_part_of_a_token_that_a_server_sends_back_is_in_an_error(
+    server: Server, monkeypatch: pytest.MonkeyPatch, reply: Reply
+) -> None:
+    """Half a token would not be found: it is looked for before the text is cut."""
+    token = secrets.token_hex(450)
+    monkeypatch.setenv("HTTP_TOKEN", token)
+    headers = {name: value.replace("%b", token) for name, value in reply.headers.items()}
+    server.answer("/a", replace(reply, headers=headers, body=reply.body.replace(b"%b", token.encode()), keep=False))
+    with connect(f"{server.url}/a", {"http.token": "env:HTTP_TOKEN"}) as broker, broker.sender() as sender:
+        error = post(sender)
+    assert error is not None
+    assert token[:12] not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,9 +23,8 @@ from redelivery.kit.options import guard_loggers
 from redelivery_http.address import Address
 from redelivery_http.options import Settings
 
-#: Bytes of an answer that are read: of a refusal the beginning, for its text; else what keeps the connection.
-_REFUSAL: Final = 2048
-_REST: Final = 65_536
+#: Bytes of an answer's body that are read: for its text, and to keep the connection.
+_BODY_BYTES: Final = 65_536
 #: Seconds that the body of an answer is waited for. The status has said it all, and the next row wants the connection.
 _PATIENCE: Final = 1.0
 #: Seconds by which a request may pass its time before its connection is ended: its own timeouts come first.
@@ -201,12 +200,14 @@ class Connection:
 
     @staticmethod
     def refusal(response: httpx2.Response, until: float) -> Answer:
-        """Return what the server says of a request that it did not carry out."""
-        body = b"".join(_parts(response, _REFUSAL, until))[:_REFUSAL]
+        """Return what the server says of a request that it did not carry out; `ErrorTable` cuts it."""
+        body, is_whole = _read(response, until)
         text = "".join(each if each.isprintable() else " " for each in body.decode("utf-8", "replace"))
+        if not is_whole:
+            text = text.rpartition(" ")[0]  # half a secret would not be found
         location = response.headers.get("location", "")
         if location:
-            text = f"it redirects to {''.join(filter(str.isprintable, location))[:200]}; {text}"
+            text = f"it redirects to {''.join(filter(str.isprintable, location))}; {text}"
         return Answer(
             response.status_code, f"{response.status_code} {text}".rstrip("; "), _retry_after(response.headers)
         )
@@ -214,8 +215,7 @@ class Connection:
     @staticmethod
     def drain(response: httpx2.Response, until: float) -> None:
         """Read the rest of an answer, so that the connection can be used again. A long rest costs the connection."""
-        for _ in _parts(response, _REST, until):
-            pass
+        _read(response, until)
 
     def close(self) -> None:
         """Close it."""
@@ -229,19 +229,21 @@ def _proxy(url: str | None, context: ssl.SSLContext) -> httpx2.Proxy | None:
     return httpx2.Proxy(url, ssl_context=context if url.startswith("https:") else None)
 
 
-def _parts(response: httpx2.Response, most: int, until: float) -> Iterator[bytes]:
-    """Return the parts of a body, as far as it comes: the status has said it all."""
-    read = 0
+def _read(response: httpx2.Response, until: float) -> tuple[bytes, bool]:
+    """Return as much of a body as comes, and whether that is all: the status has said it all."""
+    body = b""
     until = min(until, time.monotonic() + _PATIENCE)
-    with suppress(httpx2.TransportError):
-        try:
-            for part in response.stream:  # type: ignore[union-attr]
-                yield part
-                read += len(part)
-                if read > most or time.monotonic() > until:
-                    break
-        finally:
-            response.close()
+    try:
+        for part in response.stream:  # type: ignore[union-attr]
+            body += part
+            if len(body) > _BODY_BYTES or time.monotonic() > until:
+                return body[:_BODY_BYTES], False
+    except httpx2.TransportError:
+        return body, False
+    else:
+        return body, True
+    finally:
+        response.close()
 
 
 def _retry_after(headers: httpx2.Headers) -> float:
