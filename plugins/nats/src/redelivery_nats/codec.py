@@ -28,8 +28,8 @@ _START: Final = b"NATS/1.0\r\n"
 #: What the server itself reads begins so: `Nats-Rollup` in a user's header would empty the stream.
 _SERVERS: Final = "nats-"
 _NAME = re.compile(r"[!-9;-~]+")
-#: A value that every client shows unchanged: text without control characters, and no space at its ends.
-_VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+#: A value that a line can hold. Some clients leave out spaces at its ends, and the application that wrote it knows.
+_VALUE = re.compile(rb"[^\r\n\0]*")
 _ID = re.compile(r"[!-~]{1,128}")
 
 
