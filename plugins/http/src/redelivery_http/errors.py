@@ -62,7 +62,6 @@ STATUSES: Final[Mapping[int | str, Rule]] = {
     505: _LATER,
     507: Rule(Retriable, Code.FULL, _NOTHING),
     511: Rule(Retriable, Code.NOT_AUTHENTICATED, f"the network demands a login; {_NOTHING}"),
-    "1xx": Rule(Fatal, Code.MISCONFIGURED, "the server speaks another protocol than it was asked for: correct the URL"),
     "3xx": _REDIRECTED,
     "4xx": _REJECTED,
     "5xx": _FAILED,
