@@ -105,3 +105,10 @@ def test_a_type_without_a_json_form_is_refused(spark, sql):
     field = spark.sql(f"SELECT {sql} AS a").schema.fields[0]
     with pytest.raises(ConfigurationError, match="cast it to string"):
         jsonform.check(field.name, field.dataType)
+
+
+def test_a_row_of_a_thousand_texts_is_encoded_by_spark(spark):
+    """A condition per text, each after the other, overflows the stack of Spark's analyzer."""
+    wide = spark.sql("SELECT " + ", ".join(f"'x' AS c{number}" for number in range(1000)))
+    ((text,),) = wide.select(jsonform.expression(wide.columns, wide.schema)).collect()
+    assert json.loads(text) == dict.fromkeys(wide.columns, "x")

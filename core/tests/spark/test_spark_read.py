@@ -267,6 +267,46 @@ def test_a_row_of_every_type_comes_back_as_it_was(spark, shelf):
     assert list(map(str, found)) == list(map(str, sent.drop("bad", "m").collect()))
 
 
+@pytest.fixture(params=["true", "false"], ids=["ansi", "no-ansi"])
+def ansi(spark, request):
+    spark.conf.set("spark.sql.ansi.enabled", request.param)
+    yield
+    spark.conf.unset("spark.sql.ansi.enabled")
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "told"),
+    [
+        ("a double", '{"a": "12 EUR"}', "the column 'a' is of type double, which this is not: 12 EUR"),
+        ("a float", '{"a": ""}', "the column 'a' is of type float"),
+        ("a array<float>", '{"a": [1.5, "x"]}', r"the column 'a\[\]' is of type float, which this is not: x"),
+        ("a map<string,double>", '{"a": {"b": "x"}}', r"the column 'a\{\}' is of type double"),
+        ("a struct<b: array<double>>", '{"a": {"b": ["x"]}}', r"the column 'a\.b\[\]' is of type double"),
+        ("a int, `b.c` date", '{"a": "1", "b.c": "soon", "d": 1}', r"not a row of this schema; look at: a, b\.c"),
+        ("a array<int>", '{"a": [1, "x"]}', "not a row of this schema"),
+        ("a int", "[1]", "not a row of this schema"),
+        ("a int", "no JSON", "not a row of this schema"),
+        ("a int", "", "not a row of this schema"),
+        ("a int", None, "not a row of this schema"),
+    ],
+)
+@pytest.mark.usefixtures("ansi")
+def test_a_value_that_is_not_a_row_of_the_schema_is_an_error_that_names_letter_and_column(spark, schema, value, told):
+    about = "'redelivery.undeliverable' AS type, named_struct('message_id', 'o7') AS _error, '4' AS _position"
+    found = spark.sql(f"SELECT CAST(:value AS string) AS value, {about}", args={"value": value})
+    with pytest.raises(PySparkException, match=f"redelivery: rows: the letter o7: .*{told}"):
+        rows(found, schema).collect()
+
+
+@pytest.mark.usefixtures("ansi")
+def test_numbers_that_are_written_as_text_are_rows(spark):
+    value = '{"a": "0.1000000000000000055", "b": [null, "NaN", 1], "c": {"k": "-Infinity"}, "d": null}'
+    about = "'redelivery.undeliverable' AS type, named_struct('message_id', 'o7') AS _error, '4' AS _position"
+    schema = "a double, b array<float>, c map<string,double>, d struct<e: double>, f double"
+    (row,) = rows(spark.sql(f"SELECT :value AS value, {about}", args={"value": value}), schema).collect()
+    assert str(row[:5]) == "(0.1, [None, nan, 1.0], {'k': -inf}, None, None)"
+
+
 def test_the_condition_in_the_documents_finds_what_was_too_large(spark, shelf, undeliverable):
     page = (Path(__file__).parents[3] / "docs/dead_letters.md").read_text(encoding="utf-8")
     (condition,) = re.findall(r'letters\.where\("(_error\.code .*?)"\)', page)

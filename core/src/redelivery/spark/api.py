@@ -274,7 +274,8 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
 
     Raises:
         ConfigurationError: these are not letters, or they have no types: they were not read as dead letters.
-        pyspark.errors.SparkRuntimeException: by the action that follows: a value is not such a row.
+        pyspark.errors.SparkRuntimeException: by the action that follows: a value is not such a row, whether
+            `spark.sql.ansi.enabled` or not. The error names the letter and, where it can, the column.
     """
     needed = ("type", _VALUE, *READ_ONLY)
     if not {*needed} <= {*letters.columns}:
@@ -282,10 +283,9 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
             f"rows: these are not dead letters as they are read: the columns {', '.join(needed)} are needed"
         )
     text = f.col(_VALUE).cast("string")
-    # A letter holds a number with more digits than Python needs as text, and Spark reads such text only as a decimal.
-    kind = letters.select(f.from_json(text, schema).alias(_VALUE)).schema[_VALUE].dataType
-    read = cast("StructType", jsonform.floats_as_text(kind))
-    row = f.from_json(text, read, {"mode": "FAILFAST"}).cast(kind)
+    kind = cast("StructType", letters.select(f.from_json(text, schema).alias(_VALUE)).schema[_VALUE].dataType)
+    letter = f.concat(f.lit("the letter "), f.coalesce(f.col("_error.message_id"), f.col(columns.POSITION)))
+    row = jsonform.decoded(text, kind, letter)
     found = letters.where(f.col("type") == UNDELIVERABLE).select(row.alias(_VALUE), *READ_ONLY)
     return found.select(f"{_VALUE}.*", *READ_ONLY)
 

@@ -160,20 +160,23 @@ def encode_rows(df: DataFrame, layout: Layout, *more: str) -> tuple[DataFrame, L
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
 
-    columns = [f.col(jsonform.quoted(name)) for name in layout.names]
     if not layout.row:
-        return (df.select(*columns, *more) if more else df), layout
+        return (df.select(*map(jsonform.quoted, layout.names), *more) if more else df), layout
     encoded, bad = jsonform.encoded([layout.names[position] for position in layout.row], df.schema)
+    row = set(layout.row)
     kept = [
         position
         for position, name in enumerate(layout.names)
-        if position not in layout.row or name.lower() in (*MESSAGE, *ATTRIBUTES)
+        if position not in row or name.lower() in (*MESSAGE, *ATTRIBUTES)
     ]
     moved = {position: index for index, position in enumerate(kept)}
     made = [encoded.alias(VALUE)]
     if bad is not None:  # such a row is kept unencoded, so that the task can show it
-        made = [f.when(~bad, encoded).alias(VALUE), f.when(bad, f.struct(*columns)).alias(_UNENCODED)]
-    return df.select(*(columns[position] for position in kept), *made, *more), replace(
+        made = [
+            f.when(~bad, encoded).alias(VALUE),
+            f.when(bad, f.expr(jsonform.as_struct(layout.names))).alias(_UNENCODED),
+        ]
+    return df.select(*(jsonform.quoted(layout.names[position]) for position in kept), *made, *more), replace(
         layout,
         names=(*(layout.names[position] for position in kept), VALUE),
         message={**{name: moved[position] for name, position in layout.message.items()}, VALUE: len(kept)},
@@ -288,7 +291,8 @@ def _check_message_column(
             wanted = "array<struct<key:string,value:binary>>"
             how = "cast it"
             if isinstance(kind, t.MapType):
-                made = "named_struct('key', e.key, 'value', cast(e.value as binary))"
+                text = "e.value" if isinstance(kind.valueType, _BYTES) else "cast(e.value as string)"
+                made = f"named_struct('key', e.key, 'value', cast({text} as binary))"
                 how = f"""make them: .withColumn('headers', expr("transform(map_entries(headers), e -> {made})"))"""
             raise ConfigurationError(f"the column 'headers' must be {wanted}, not {kind.simpleString()}; {how}")
         return

@@ -6,9 +6,8 @@ processes in which Spark plans a write.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import types as t
@@ -51,6 +50,8 @@ _SIMPLE: Final = (
     t.CharType,
     t.VarcharType,
 )
+#: So many characters of a wrong value are shown.
+_SHOWN: Final = 100
 #: Types that Spark does not cast to text.
 _SHAPES: Final = ("geography", "geometry")
 
@@ -99,22 +100,79 @@ def encoded(names: Sequence[str], schema: t.StructType) -> tuple[Column, Column 
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
 
-    row = f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), TO_JSON)
-    texts = [f.col(quoted(name)).cast("string") for name in names if _holds_text(schema[name].dataType)]
+    # As SQL: built by calls, a row of 1,000 columns takes seconds, and as many conditions overflow Spark's stack.
+    row = f.to_json(f.expr(as_struct(names)), TO_JSON)
+    kinds = {each.name: each.dataType for each in schema.fields}
+    texts = [quoted(name) for name in names if _holds_text(kinds[name])]
     if not texts:
         return row, None
-    readable = functools.reduce(operator.and_, (f.coalesce(f.is_valid_utf8(each), f.lit(True)) for each in texts))  # noqa: FBT003 - Spark's signature
+    readable = f.expr(" AND ".join(f"coalesce(is_valid_utf8(CAST({each} AS string)), true)" for each in texts))
     return row, f.contains(row, f.lit(_REPLACED)) & ~readable
 
 
-def floats_as_text(kind: t.DataType) -> t.DataType:
+def decoded(text: Column, kind: t.StructType, letter: Column) -> Column:
+    """Return the row that JSON text stands for, read by Spark itself.
+
+    It fails the task where the text is no such row. Spark alone would show the reason deep in a trace of the JVM, and
+    without `spark.sql.ansi.enabled` it would take text that is no number for null.
+
+    Args:
+        text: a JSON object, as `expression` and `rowjson.encode` write it.
+        kind: of the row.
+        letter: text that names the letter, for the error.
+    """
+    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
+
+    wrong = next(name for name in map("_wrong{}".format, itertools.count()) if name not in kind.names)
+    # A letter holds a number with more digits than Python needs as text, and Spark reads such text only as a decimal.
+    fields = [t.StructField(each.name, _floats_as_text(each.dataType)) for each in kind.fields]
+    read = t.StructType([*fields, t.StructField(wrong, t.StringType())])
+    row = f.from_json(text, read, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": wrong})
+    where = f.concat(f.lit("redelivery: rows: "), letter, f.lit(": "))
+    found = f.struct(
+        *(_floats(row.getField(each.name), each.dataType, each.name, where).alias(each.name) for each in kind)
+    )
+    given, taken = (f.from_json(each, "map<string,string>") for each in (text, f.to_json(row)))
+    bad = f.filter(f.map_keys(given), lambda name: given[name].isNotNull() & taken[name].isNull())
+    names = f.concat_ws(", ", f.array_intersect(bad, f.array(*map(f.lit, kind.names))))
+    hint = f.concat(where, f.lit("its value is not a row of this schema; look at: "), f.nullif(names, f.lit("")))
+    error = f.coalesce(hint, f.concat(where, f.lit("its value is not a row of this schema")))
+    is_row = row.isNotNull() & row.getField(wrong).isNull()
+    return f.when(f.coalesce(is_row, f.lit(False)), found).otherwise(f.raise_error(error))  # noqa: FBT003 - Spark's signature
+
+
+def _floats(value: Column, kind: t.DataType, name: str, where: Column) -> Column:
+    """Return a value with floats and doubles in place of their text, at any depth; text that is none fails the task."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
+
+    if _floats_as_text(kind) == kind:
+        return value
+    if isinstance(kind, t.ArrayType):
+        of = kind.elementType
+        return f.transform(value, lambda each: _floats(each, of, f"{name}[]", where))
+    if isinstance(kind, t.MapType):
+        to = kind.valueType
+        return f.transform_values(value, lambda _, each: _floats(each, to, f"{name}{{}}", where))
+    if isinstance(kind, t.StructType):
+        parts = [
+            _floats(value.getField(each.name), each.dataType, f"{name}.{each.name}", where).alias(each.name)
+            for each in kind.fields
+        ]
+        return f.when(value.isNotNull(), f.struct(*parts))
+    number = value.try_cast(kind)
+    said = f"the column {name!r} is of type {kind.simpleString()}, which this is not: "
+    error = f.raise_error(f.concat(where, f.lit(said), f.left(value, f.lit(_SHOWN))))
+    return f.when(value.isNotNull() & number.isNull(), error).otherwise(number)
+
+
+def _floats_as_text(kind: t.DataType) -> t.DataType:
     """Return a type with text in place of floats and doubles, at any depth."""
     if isinstance(kind, t.ArrayType):
-        return t.ArrayType(floats_as_text(kind.elementType), kind.containsNull)
+        return t.ArrayType(_floats_as_text(kind.elementType), kind.containsNull)
     if isinstance(kind, t.MapType):
-        return t.MapType(kind.keyType, floats_as_text(kind.valueType), kind.valueContainsNull)
+        return t.MapType(kind.keyType, _floats_as_text(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, t.StructType):
-        return t.StructType([t.StructField(each.name, floats_as_text(each.dataType)) for each in kind.fields])
+        return t.StructType([t.StructField(each.name, _floats_as_text(each.dataType)) for each in kind.fields])
     return t.StringType() if isinstance(kind, t.FloatType | t.DoubleType) else kind
 
 
@@ -126,6 +184,11 @@ def _holds_text(kind: t.DataType) -> bool:
     if isinstance(kind, t.StructType):
         return any(_holds_text(each.dataType) for each in kind.fields)
     return isinstance(kind, t.StringType | t.CharType | t.VarcharType)
+
+
+def as_struct(names: Iterable[str]) -> str:
+    """Return the columns as one struct, in SQL."""
+    return f"struct({', '.join(map(quoted, names))})"
 
 
 def quoted(name: str) -> str:
