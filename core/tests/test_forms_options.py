@@ -128,6 +128,14 @@ def test_a_dead_letter_sink_is_one_place_several_or_json(text: str, sinks: tuple
     assert options.read({"deadLetterSink": text}).dead_letter_sink == sinks
 
 
+@pytest.mark.parametrize("text", ["Native", "nativ", "true", "none"])
+def test_a_sink_that_is_hardly_the_name_of_a_queue_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSpec, match=rf"deadLetterSink: '{text}' would be a queue .*; write 'native'"):
+        options.read({"deadLetterSink": text})
+    meant = DeliverySpec(dead_letter_sink=(Sink(uri=text),))
+    assert options.read(options.write(meant)) == meant
+
+
 def test_a_url_with_a_space_is_not_taken_for_a_chain() -> None:
     with pytest.raises(InvalidSpec, match=r"deadLetterSink: 'letters'.*%20.*JSON list"):
         options.read({"deadLetterSink": "file:///my letters"})

@@ -28,7 +28,12 @@ def test_a_wrong_parameter_is_named(query: str, kind: type[Exception], told: str
 
 @pytest.mark.parametrize(
     ("url", "path"),
-    [("carrier:a/b", "a/b"), ("carrier:///a%23/b", "/a#/b"), ("carrier://localhost/a", "/a")],
+    [
+        ("carrier:a/b", "a/b"),
+        ("carrier:///a%23/b", "/a#/b"),
+        ("carrier://localhost/a", "/a"),
+        ("carrier:////a//b", "/a//b"),
+    ],
 )
 def test_a_path_is_read_as_it_was_quoted(url: str, path: str) -> None:
     assert local_path(split_url(url), WHERE, "as in carrier:x") == path

@@ -79,6 +79,7 @@ def test_a_duplicate_column_is_refused_whatever_its_case():
         ({"value": t.StructType()}, ".withColumn('value', to_json(col('value')))"),
         ({"value": t.ArrayType(TEXT)}, "write it as JSON"),
         ({"value": TEXT, "headers": t.MapType(TEXT, TEXT)}, "transform(map_entries(headers)"),
+        ({"value": TEXT, "headers": t.MapType(TEXT, t.LongType())}, "cast(cast(e.value as string) as binary)"),
         ({"value": TEXT, "key": t.DoubleType()}, "'key' must be binary or string"),
         ({"value": TEXT, "headers": t.MapType(TEXT, TEXT)}, "array<struct<key:string,value:binary>>"),
         ({"value": TEXT, "destination": t.LongType()}, "'destination' must be string"),

@@ -215,6 +215,37 @@ def test_client_options_of_another_broker_are_refused():
     assert "unknown option 'crate.maxWeight'" in refused(UnknownOption, **{"crate.maxWeight": "3"})
 
 
+def test_an_option_of_another_broker_is_told_apart_from_a_mistyped_one():
+    told = refused(UnknownOption, **{"tray.maxWeight": "3"})
+    assert "it is one of the plugin 'tray', and shelf:///anywhere?queue=orders is opened by 'shelf'" in told
+    assert told.endswith("for a sink it is written sink.tray.maxWeight")
+
+
+def test_a_plugin_that_is_not_installed_is_the_reason_of_its_unknown_options():
+    with pytest.raises(UnknownScheme, match="no plugin opens 'cupboard' URLs"):
+        read_write_options({"cupboard.doors": "2", "url": "cupboard://broker/orders"})
+
+
+def test_an_option_of_another_operation_is_said_to_be_one():
+    assert "unknown option 'deadletters' here: it is an option of reading dead letters" in refused(
+        UnknownOption, deadletters="true"
+    )
+    read = {"url": URL, "deadLetters": "true"}
+    for options, operation in (
+        ({"reportPath": "here"}, "writing"),
+        ({"startingLetters": "latest"}, "streams of letters"),
+    ):
+        with pytest.raises(UnknownOption, match=rf"here: it is an option of {operation}"):
+            read_read_options({**read, **options}, stream=False)
+
+
+def test_a_spec_of_another_type_is_refused():
+    with pytest.raises(
+        InvalidSpec, match="spec must be a DeliverySpec, not dict; or give its fields as options: retry=3"
+    ):
+        read_write_options({"url": URL}, spec={"retry": 3})
+
+
 def test_only_dead_letters_can_be_read():
     with pytest.raises(ConfigurationError, match="deadLetters"):
         read_read_options({"url": URL})

@@ -79,6 +79,8 @@ def local_path(parts: SplitResult, where: str, example: str) -> str:
     if parts.fragment:
         raise InvalidURL(f"{where}: write a '#' in a path as %23; {example}")
     path = unquote(parts.path)
+    if os.name != "nt" and path.startswith("//"):  # as SQLAlchemy writes an absolute path: sqlite:////folder/file
+        path = "/" + path.lstrip("/")
     if not path or "\0" in path:
         raise InvalidURL(f"{where} has no path; {example}")
     if os.name != "nt" and (drive := _DRIVE.match(path)):

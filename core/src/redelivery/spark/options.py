@@ -27,7 +27,7 @@ from redelivery.base.urls import (
 from redelivery.contract.broker import BrokerPlugin
 from redelivery.contract.hooks import GROUP
 from redelivery.contract.spec import NATIVE, DeliverySpec
-from redelivery.errors import ConfigurationError, InvalidSpec
+from redelivery.errors import ConfigurationError, InvalidSpec, UnknownOption
 from redelivery.formats import signing
 from redelivery.formats.specs import options as forms
 from redelivery.sending import Bounds, Flow, support
@@ -206,6 +206,10 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
     Raises:
         ConfigurationError: an option is unknown (the nearest known one is named), malformed or missing.
     """
+    if spec is not None and not isinstance(spec, DeliverySpec):
+        raise InvalidSpec(
+            f"spec must be a DeliverySpec, not {type(spec).__name__}; or give its fields as options: retry=3"
+        )
     own, spec_options, client, sink_client = _sort(options, WRITE, with_spec=True)
     url = _url(own)
     plugin = registry.installed().by_url(url)
@@ -284,7 +288,7 @@ def _sort(
     client: dict[str, str] = {}
     sink_client: dict[str, str] = {}
     seen: set[str] = set()
-    for name, value in options.items():
+    for name, value in sorted(options.items(), key=lambda item: item[0].lower() not in {"url", "path"}):
         lower = "url" if name.lower() == "path" else name.lower()
         if lower in seen:
             raise ConfigurationError(
@@ -300,9 +304,19 @@ def _sort(
         elif registry.is_client_option(name) and not lower.startswith(f"{GROUP}."):
             client[name] = str(value)
         else:
+            if "url" in own:
+                _check_url(own["url"])  # a plugin that is not installed is the reason, and comes first
+            _refuse_elsewhere(name)
             everything = [*known, *(forms.OPTIONS if with_spec else ())]
             raise unknown("option", name, everything)
     return own, spec, client, sink_client
+
+
+def _refuse_elsewhere(name: str) -> None:
+    """Report an unknown option that another operation, or another plugin, knows."""
+    for options, operation in ((READ, "reading dead letters"), (WRITE, "writing"), (READ_STREAM, "streams of letters")):
+        if name.lower() in map(str.lower, options):
+            raise UnknownOption(f"unknown option {name!r} here: it is an option of {operation}")
 
 
 def _known(own: Mapping[str, str], plugin: BrokerPlugin) -> list[str]:
@@ -334,7 +348,13 @@ def _client_options(
         The client options, and those of our options that apply to every plugin.
     """
     for name in client:
-        if name.partition(".")[0].lower() != plugin.name:
+        prefix = name.partition(".")[0].lower()
+        if prefix in registry.installed().plugins and prefix != plugin.name:
+            raise UnknownOption(
+                f"unknown option {name!r} here: it is one of the plugin {prefix!r}, and {redact(url)} is opened by "
+                f"{plugin.name!r}; for a sink it is written {SINK_PREFIX}{name}"
+            )
+        if prefix != plugin.name:
             raise unknown("option", name, known)
     checked = registry.client_options(plugin, client)
     _refuse_literal_secrets(plugin, checked)

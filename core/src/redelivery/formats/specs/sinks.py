@@ -12,6 +12,7 @@ Sentences begin after the field's name; errors never quote options.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from redelivery.errors import InvalidSpec, InvalidURL
 from redelivery.formats.specs.field_types import as_text
 
 _SPACE_OR_CONTROL: Final = re.compile(r"[\s\x00-\x1f\x7f]")
+_NO_NAMES: Final = ("true", "false", "yes", "no", "none", "null")
 #: Knative's fields of a destination that concern the client, and the option that each is.
 _CLIENT: Final = {"CACerts": "ssl.ca.pem", "audience": "audience"}
 _SINK: Final = ("uri", "ref", "options", "type", *_CLIENT)
@@ -44,6 +46,11 @@ def read_text(value: str) -> tuple[Sink, ...]:
 
         return read(text.load(value))
     uris = value.split()
+    if len(uris) == 1 and _is_slip(uris[0]):
+        raise InvalidSpec(
+            f"{shown(uris[0])} would be a queue of this name beside the destination; write 'native' for the "
+            "destination's own dead letter queue, leave the option out for no sink, or write the URL of that queue"
+        )
     if not uris:
         raise InvalidSpec(
             "must name a sink: 'native', a URL, or several URLs with spaces between; leave it out for none"
@@ -62,7 +69,7 @@ def write_text(sinks: Sequence[Sink]) -> str:
     plain = all(sink.ref is None and not sink.options and sink.type is None for sink in sinks)
     named = all(sink.uri == NATIVE or _absolute(sink.uri) for sink in sinks) or len(sinks) == 1
     joined = " ".join(sink.uri for sink in sinks)
-    if plain and named and not joined.startswith(("{", "[")):
+    if plain and named and not _is_slip(joined) and not joined.startswith(("{", "[")):
         for sink in sinks:
             _check_uri(sink)
         return joined
@@ -164,6 +171,12 @@ def _check_uri(sink: Sink) -> None:
         raise InvalidSpec(f"uri {shown(sink.uri)} holds a space or control character; a space is written %20")
     if sink.ref is not None and _absolute(sink.uri):
         raise InvalidSpec(f"uri {shown(sink.uri)} stands beside a ref, so it must be relative to it; keep one of both")
+
+
+def _is_slip(uri: str) -> bool:
+    """Return whether a name is rather a mistyped `native`, or a yes or no."""
+    near = difflib.get_close_matches(uri.lower(), [NATIVE], cutoff=0.9)
+    return uri != NATIVE and bool(near or uri.lower() in _NO_NAMES)
 
 
 def _absolute(uri: str) -> bool:
