@@ -739,6 +739,24 @@ class TestPlanning:
             for _ in range(2):
                 assert not any("wait for nobody" in each for each in admin.plan(DeliverySpec()).warnings)
 
+    def test_a_letter_is_recognised_for_longer_than_a_lease_lasts(self, place: NatsPlace) -> None:
+        """Else a message whose receiver dies before it acknowledges would have two letters."""
+        broker = connect(f"{place.url}-long", {"ack_wait": "600"})
+        with broker.admin() as admin:
+            admin.provision(DeliverySpec())
+            windows = {
+                item.name: item.attributes["duplicate_window"]
+                for item in admin.plan(DeliverySpec()).objects
+                if item.kind == "stream"
+            }
+            assert not admin.plan(DeliverySpec()).drift
+        assert windows == {
+            f"{place.stream}-long": str(120 * 10**9),
+            f"{place.stream}-long-dead-letters": str(720 * 10**9),
+        }
+        for name in windows:
+            place.independent.remove(name)
+
     def test_a_spec_with_retries_sets_the_servers_own_limit_above_them(self, place: NatsPlace) -> None:
         broker = connect(f"{place.url}-more", {})
         with broker.admin() as admin:

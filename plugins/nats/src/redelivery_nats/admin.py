@@ -97,13 +97,15 @@ class NatsAdmin(Asking, Admin):
         settings = self._settings
         # A message that was handled leaves a work queue; a letter stays until somebody removes it.
         is_source = address == self._address and not address.is_dead_letters
+        # A message whose receiver died before it acknowledged comes again after its lease, and has one letter.
+        window = settings.duplicate_window + (0 if is_source else settings.ack_wait)
         return {
             "retention": "workqueue" if is_source else "limits",
             "subjects": " ".join(self._subjects(address)),
             "storage": settings.storage,
             "discard": "new",
             "num_replicas": str(settings.replicas),
-            "duplicate_window": str(int(settings.duplicate_window * _NANO)),
+            "duplicate_window": str(int(window * _NANO)),
         }
 
     def _compare_stream(self, address: Address, found: Mapping[str, Any] | None) -> NativeObject:

@@ -175,17 +175,15 @@ class NatsDeadLetters(Asking, DeadLetters):
                 at = last + 1 if nearest is None else nearest.sequence
 
     def _as_letters(self, created: str, found: Sequence[Stored]) -> Iterator[Letter]:
-        deaths = {each.sequence: Death.of(each, self._address.source) for each in found if _is_advisory(each)}
-        originals = self._originals([each for each in deaths.values() if isinstance(each, Death)])
+        deaths, originals = self._deaths(found)
         for each in found:
-            position, death = f"{created}:{each.sequence}", deaths.get(each.sequence)
-            if death is None:
+            position = f"{created}:{each.sequence}"
+            if each.sequence in deaths:
+                yield self._pointed(position, each, deaths[each.sequence], originals.get(each.sequence))
+            else:
                 context = None if each.fault is None else undecodable("nats", each.fault)
                 message = _under(each, self._address)
                 yield Letter(position=position, message=message, context=context, dead_lettered_ms=each.time_ms)
-            else:
-                original = originals.get(death.sequence) if isinstance(death, Death) else None
-                yield self._pointed(position, each, death, original)
 
     def _pointed(self, position: str, stored: Stored, death: Death | str, original: Stored | None) -> Letter:
         """Return the letter of an advisory: its message as it was sent, or why that cannot be read."""
@@ -199,8 +197,7 @@ class NatsDeadLetters(Asking, DeadLetters):
             more |= {"attempts": death.attempts, "subscriber": death.consumer}
             more |= {"source_topic": source.stream, "source_offset": death.sequence}
         context = given_up("nats", Code.DELIVERY_LIMIT, reason, **more)
-        # A stream that was created again counts from 1: a message that came after the advisory is another one.
-        if isinstance(death, str) or source is None or original is None or original.time_ms > stored.time_ms:
+        if isinstance(death, str) or source is None or original is None:
             word, why = ("foreign", death) if isinstance(death, str) else ("gone", "it is not in its stream any more")
             text = f"{reason}. The message cannot be read, and so it cannot be redriven: {why}"
             context = replace(context, kind=UNRESOLVED, native_code=word, reason=text)
@@ -211,12 +208,19 @@ class NatsDeadLetters(Asking, DeadLetters):
             context = undecodable("nats", original.fault)
         return Letter(position=position, message=message, context=context, dead_lettered_ms=stored.time_ms)
 
-    def _originals(self, deaths: Sequence[Death]) -> dict[int, Stored]:
+    def _deaths(self, letters: Sequence[Stored]) -> tuple[dict[int, Death | str], dict[int, Stored]]:
+        """Return what the advisories among letters say, and the messages that they point to, each by its letter."""
         source = self._address.source
-        if source is None or not deaths:
-            return {}
-        numbers = list(dict.fromkeys(each.sequence for each in deaths))
-        return {each.sequence: each for each in self._existing(source, numbers)}
+        deaths = {each.sequence: Death.of(each, source) for each in letters if _is_advisory(each)}
+        wanted = {at: death.sequence for at, death in deaths.items() if isinstance(death, Death)}
+        if source is None or not wanted:
+            return deaths, {}
+        found = {each.sequence: each for each in self._existing(source, list(dict.fromkeys(wanted.values())))}
+        # A stream that was created again counts from 1: a message that came after the advisory is another one.
+        times = {each.sequence: each.time_ms for each in letters}
+        return deaths, {
+            at: found[number] for at, number in wanted.items() if number in found and found[number].time_ms <= times[at]
+        }
 
     def _existing(self, address: Address, numbers: Sequence[int]) -> list[Stored]:
         """Return those messages of these sequences, not more than `_messages_at_once`, that exist."""
@@ -258,28 +262,12 @@ class NatsDeadLetters(Asking, DeadLetters):
         advisories = f"{MAX_DELIVERIES}.{source.stream}.*"
         while numbers and (found := self._next(self._address, numbers[0], advisories)) is not None:
             numbers = numbers[bisect_left(numbers, found.sequence) :]
-            self._remove_originals_of(self._existing(self._address, numbers[:most]), source)
+            info = none_if_missing(lambda: self._api("removing from", f"STREAM.INFO.{source.stream}"))
+            if info is None or info["config"].get("retention") != "workqueue":
+                return  # other consumers may still want it
+            _, originals = self._deaths(self._existing(self._address, numbers[:most]))
+            self._delete(source, [each.sequence for each in originals.values()])
             numbers = numbers[most:]
-
-    def _remove_originals_of(self, letters: Sequence[Stored], source: Address) -> None:
-        deaths = {
-            each.sequence: death
-            for each in letters
-            if _is_advisory(each) and isinstance(death := Death.of(each, source), Death)
-        }
-        if not deaths:
-            return
-        times = {each.sequence: each.time_ms for each in letters}
-        info = none_if_missing(lambda: self._api("removing from", f"STREAM.INFO.{source.stream}"))
-        if info is None or info["config"].get("retention") != "workqueue":
-            return  # other consumers may still want it
-        originals = self._originals(list(deaths.values()))
-        gone = [
-            death.sequence
-            for at, death in deaths.items()
-            if death.sequence in originals and originals[death.sequence].time_ms <= times[at]
-        ]
-        self._delete(source, gone)
 
     def _delete(self, address: Address, numbers: Sequence[int]) -> int:
         what = f"STREAM.MSG.DELETE.{address.stream}"
