@@ -517,6 +517,20 @@ class TestSending:
         assert isinstance(error, Ambiguous)
         assert error.code is Code.UNCONFIRMED
 
+    def test_what_another_writes_to_our_inbox_harms_nothing(self, place: NatsPlace) -> None:
+        """nats-py would read nothing more, and nobody would be told for a minute."""
+        with opened(place).admin() as admin:
+            admin.depth()
+            inbox = admin._connection.inbox
+
+            async def write(client: Any, _: Any) -> None:
+                for each in ("oops", "9" * 5000, "\u00b2"):
+                    await client.publish(f"{inbox}{each}", b"x", headers={"h": "x"})
+                await client.flush()
+
+            place.independent.run(write)
+            assert admin.depth() == 0
+
     def test_no_name_of_a_stream_passes_for_a_duplicate(self, place: NatsPlace) -> None:
         for name in ("duplicate", "error", "seq"):
             place.independent.make(name)

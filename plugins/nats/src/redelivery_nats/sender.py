@@ -152,7 +152,7 @@ class NatsSender(Asking, Sender):
             try:
                 error = self._silent("sending to", subject, answered(answer), cause)
             except Exception as failure:  # noqa: BLE001 - the table sorts it
-                error = self._api_error(failure, "sending to", "$JS.API.STREAM.NAMES")
+                error = self._api_error(failure, "sending to", f"{self._settings.api_prefix}.STREAM.NAMES")
             is_rows = isinstance(error, Fatal) and subject != self._address.subject
             is_rows = is_rows and error.code is not Code.UNSUPPORTED
             self._in_flight.failed(sent, index, error.reclassified(Permanent) if is_rows else error)

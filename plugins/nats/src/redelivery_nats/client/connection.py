@@ -57,7 +57,7 @@ class Connection(LoopThread):
         self._on_delivery, self._on_lost = on_delivery, on_lost
         self.inbox = f"{settings.inbox_prefix}.{secrets.token_hex(11)}."
         self._inbox = self.inbox.encode()
-        self._waiting: dict[int, tuple[OnAnswer, str, Any, Any]] = {}
+        self._waiting: dict[bytes, tuple[OnAnswer, str, Any, Any]] = {}
         self._numbers = itertools.count(1)
         self._client: Client | None = None
         self._error: Exception | None = None
@@ -83,15 +83,15 @@ class Connection(LoopThread):
 
         `subject` is that of the request: a denial names it.
         """
-        number = next(self._numbers)
+        number = b"%d" % next(self._numbers)
         self._waiting[number] = (on_answer, subject, one, other)
         if self._unanswered is not None and self._waiting.pop(number, None) is not None:
             self.call(on_answer, self._unanswered, one, other)
-        return f"{self.inbox}{number}"
+        return f"{self.inbox}{number.decode()}"
 
     def forget(self, reply: str) -> None:
         """Wait no longer for an answer."""
-        self._waiting.pop(int(reply[len(self.inbox) :]), None)
+        self._waiting.pop(reply[len(self.inbox) :].encode(), None)
 
     def forget_if(self, is_over: Callable[[Any], bool]) -> None:
         """Wait no longer for the answers whose `one` is over."""
@@ -155,7 +155,7 @@ class Connection(LoopThread):
             if self._on_delivery is not None:
                 self._on_delivery(subject, reply, payload, headers)
             return
-        waiting = self._waiting.pop(int(subject[len(self._inbox) :]), None)
+        waiting = self._waiting.pop(subject[len(self._inbox) :], None)
         if waiting is not None:
             on_answer, _, one, other = waiting
             on_answer(payload if headers is None else _answer(headers, payload), one, other)
