@@ -201,6 +201,7 @@ def test_an_export_is_whole_or_not_there_and_replaces_nothing_unasked(
     assert json.loads(output.read_text())["id"] == "n1"
     assert sorted(each.name for each in tmp_path.iterdir() if each.name.startswith(".")) == []
     assert run(capsys, "export", url)[1].count("\n") == 2
+    assert run(capsys, "export", url, "--output", "-") == run(capsys, "export", url)
     assert "is a folder" in run(capsys, "export", url, "--output", str(tmp_path), "--yes")[2]
     assert lying(url) == ["n0", "n1"]
 
@@ -379,6 +380,16 @@ def test_at_a_terminal_it_asks_before_letters_are_gone(url: str, answer: str, le
     os.close(theirs)
     assert b"Remove all 1 letters" in err
     assert (process.returncode, lying(url)) == (0 if answer == "y" else 1, left)
+
+
+def test_a_narrow_terminal_shows_how_a_reason_begins(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(url, *rows(1))
+    monkeypatch.setenv("COLUMNS", "40")
+    (_, line) = run(capsys, "list", url)[1].splitlines()
+    assert line.endswith("…")
+    assert len(line.split("n0")[1].strip()) == 20
 
 
 WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from redelivery.cli import main; sys.exit(main())"

@@ -120,6 +120,31 @@ def test_without_a_home_folder_the_packages_java_goes_to_a_temporary_one(
     assert Path(java.ensure_java()).is_relative_to(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "An error occurred while calling x.\n: SparkException: no such master\n\tat a.b\nCaused by: c",
+            "no such master",
+        ),
+        ("[JAVA_GATEWAY_EXITED] Java ended", "Java ended"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_a_spark_that_does_not_start_is_told_in_one_line(
+    home: Home, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    session = pytest.importorskip("pyspark.sql").SparkSession
+
+    def fails(_: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setenv("JAVA_HOME", str(home("17", version("17.0.1"))))
+    monkeypatch.setattr(session.Builder, "getOrCreate", fails)
+    with pytest.raises(ConfigurationError, match=rf"^Spark did not start with the master 'local\[x': .*{why}$"):
+        java.local_session("a", master="local[x")
+
+
 def test_the_log_of_children_goes_to_its_file_and_ours_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "logs" / "spark.log"
     with java._stderr_of_children(log):

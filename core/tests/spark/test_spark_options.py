@@ -3,11 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import ConfigurationError, InvalidSpec, InvalidURL, UnknownOption, UnknownScheme
 from redelivery.sending import Bounds
 from redelivery.spark.options import WRITE, read_read_options, read_write_options
+from redelivery.spark.writer import RedeliveryDataSource
 
 URL = "shelf:///anywhere?queue=orders"
 
@@ -237,6 +239,11 @@ def test_an_option_of_another_operation_is_said_to_be_one():
     ):
         with pytest.raises(UnknownOption, match=rf"here: it is an option of {operation}"):
             read_read_options({**read, **options}, stream=False)
+
+
+def test_a_stream_in_the_output_mode_complete_is_told_which_one_to_use():
+    with pytest.raises(ConfigurationError, match='use the output mode "append"'):
+        RedeliveryDataSource({"url": URL}).streamWriter(StructType(), overwrite=True)
 
 
 def test_a_spec_of_another_type_is_refused():

@@ -144,7 +144,7 @@ def _table(letters: Iterable[Letter], width: int | None, none: str) -> Iterator[
         said = f"{context.label}: {context.reason}" if context.label else context.reason
         if context.maybe_delivered:
             said = f"maybe delivered; {said}"
-        yield f"{head}  {one_line(said or '-', width and width - len(head) - 2)}".rstrip()
+        yield f"{head}  {one_line(said or '-', width and max(20, width - len(head) - 2))}".rstrip()
     if not found:
         yield none
 
@@ -285,7 +285,7 @@ def _say_groups(found: Summary, width: int | None) -> None:
 
 def _export(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
-    output: Path | None = arguments.output
+    output: Path | None = None if arguments.output == Path("-") else arguments.output
     shares = output is None and to_terminal()
     with looking(arguments) as dlq, Progress(arguments, shares=shares) as progress:
         letters = _counted(dlq.select(where), progress)

@@ -77,7 +77,7 @@ def local_session(
         log: a file for what Spark's JVM and its workers write to stderr; None: they write to this process's own.
 
     Raises:
-        ConfigurationError: no Java, or pyspark is not installed.
+        ConfigurationError: no Java, pyspark is not installed, or Spark does not start.
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -90,7 +90,16 @@ def local_session(
     settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", **(config or {})}
     with _stderr_of_children(log):
         builder = SparkSession.builder.appName(name).config(map=dict(settings))
-        return (builder.remote(master) if connect else builder.master(master)).getOrCreate()
+        try:
+            return (builder.remote(master) if connect else builder.master(master)).getOrCreate()
+        except Exception as error:
+            raise ConfigurationError(f"Spark did not start with the master {master!r}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """Return the line that says why, of an error that may hold a trace of the JVM: there it follows a colon."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
 
 
 @contextmanager

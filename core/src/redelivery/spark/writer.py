@@ -96,7 +96,10 @@ class RedeliveryDataSource(DataSource):
     # Spark calls this by keyword.
     def streamWriter(self, schema: StructType, overwrite: bool) -> RedeliveryStreamWriter:  # noqa: FBT001, N802
         try:
-            _refuse_overwrite(overwrite=overwrite)
+            if overwrite:
+                raise ConfigurationError(
+                    'only rows that are new can be sent: use the output mode "append", the default'
+                )
             ours = {name: value for name, value in self.options.items() if name.lower() not in _SPARKS_OWN}
             job = Job.plan(read_write_options(ours), schema, stream=True)
             if _plans_a_query() and self.options not in _looked:
