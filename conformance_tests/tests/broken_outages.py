@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from broken import Broken
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Outcome, Received, Settled
 from redelivery.errors import Ambiguous, BrokerError, LeaseLost, Retriable
 from redelivery_conformance.memory import MemoryBroker, MemoryReceiver, MemorySender, Store
@@ -106,3 +107,20 @@ class ConnectsAgainByItself(Broken):
         def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | BrokerError | None:
             answer = super().settle_one(store, received, outcome)
             return None if isinstance(answer, LeaseLost) else answer
+
+
+class NeverConnectsAgain(Broken):
+    """Its receiver keeps the connection that was cut, and fails from then on."""
+
+    caught_by = "an_outage_of_its_broker_ends_no_subscription"
+
+    class ReceiverRole(MemoryReceiver):
+        def __init__(self, broker: MemoryBroker, lease: float) -> None:
+            super().__init__(broker, lease)
+            self.cuts = broker.store().cuts
+
+        def open_store(self) -> Store:
+            store = super().open_store()
+            if store.cuts != self.cuts:
+                raise Retriable("memory: the connection is closed", code=Code.UNAVAILABLE)
+            return store

@@ -49,6 +49,7 @@ class LeasingBroker(Broker):
         self.letters: list[Message] = []
         self.extended = 0
         self.settle_errors: list[BrokerError] = []
+        self.receive_errors: list[BrokerError] = []
         #: Leases last as long as the connection.
         self.endless = False
         self.revoked: set[str] = set()
@@ -94,6 +95,8 @@ class LeasingReceiver(Receiver):
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         end = time.monotonic() + wait
         while True:
+            if self._broker.receive_errors:
+                raise self._broker.receive_errors.pop(0)
             taken = self._take(max_messages)
             if taken or time.monotonic() >= end:
                 return taken

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
+from typing import Final
 
 import pytest
 
@@ -20,12 +24,14 @@ from redelivery.receiving.subscription import Handler, Subscription
 from redelivery.sending.report import SubscriptionReport
 from redelivery_conformance.forking import KILLED, in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
-from redelivery_conformance.subject import Subject
+from redelivery_conformance.subject import GRACE, Subject
 from redelivery_conformance.suite.letters import original
 from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import Taker
 
 _names = count(1)
+#: Seconds: longer than a receiver waits for a message.
+_OUTAGE: Final = 1.5
 
 
 class Subscribing(Statements):
@@ -108,6 +114,43 @@ class Subscribing(Statements):
         assert (report.dead_lettered, report.accepted, report.lost) == (2, 10, 0)
         assert report.received == 12, "a try takes no message from the broker again"
         assert not subject.values()
+
+    @broker_has("receive", "send")
+    def test_an_outage_of_its_broker_ends_no_subscription(self, subject: Subject) -> None:
+        """A receiver that failed with an error that passes is asked again, and serves when its broker is back."""
+        subject.expect_outages()
+        seen: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
+        subscription = Subscription(
+            subject.place.outage_url,
+            lambda message: seen.put(message.value),
+            name=f"conformance-{next(_names)}",
+            options=subject.place.options,
+            breaker=Breaker(pause=timedelta(milliseconds=50), pause_max=timedelta(milliseconds=500)),
+            connection_factory=subject.connected,
+        )
+
+        def run() -> None:
+            try:
+                subscription.run()
+            except BaseException as error:  # noqa: BLE001 - shown by the statement, in its own thread
+                seen.put(error)
+
+        subject.deliver(Message(value=b"before"))
+        running = threading.Thread(target=run, daemon=True)
+        running.start()
+        try:
+            assert seen.get(timeout=subject.place.patience + GRACE) == b"before"
+            with subject.outage("refused", "reset"):
+                time.sleep(_OUTAGE)
+            subject.deliver(Message(value=b"after"))
+            while (came := seen.get(timeout=2 * subject.place.patience + GRACE)) == b"before":
+                pass  # its acknowledgement was lost
+            assert came == b"after"
+        finally:
+            subscription.stop()
+            running.join(subject.place.patience + GRACE)
+        assert not running.is_alive()
+        assert seen.empty(), f"the subscription ended badly: {seen.get()!r}"
 
     @broker_has("receive", "send", "extend")
     def test_a_slow_handler_keeps_its_message(self, subject: Subject) -> None:

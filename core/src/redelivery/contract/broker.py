@@ -242,7 +242,8 @@ class Receiver(Role):
         """Lease up to `max_messages`, waiting up to `wait` seconds for the first.
 
         Raises:
-            BrokerError: nothing was leased.
+            BrokerError: nothing was leased. After one that passes (Retriable, Throttled, Ambiguous) it is called
+                again, and connects again where its connection was lost.
         """
 
     @abstractmethod

@@ -21,6 +21,7 @@ from redelivery.policy.decisions import (
     wait_of,
     worst_case_seconds,
 )
+from redelivery.policy.receive_outage import ReceiveOutage
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -33,6 +34,7 @@ __all__ = [
     "Circuit",
     "GiveUp",
     "Isolate",
+    "ReceiveOutage",
     "TryAgain",
     "asked_wait",
     "attempt_timeout",

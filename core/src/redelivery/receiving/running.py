@@ -111,9 +111,11 @@ class RunningSubscription:
         self._stopping = stopping
         self._stop_by = float("inf")
         self._one_at_a_time = workers.count == 1 and not settings.prefetch
-        breaker = settings.breaker
-        self._patience = float("inf") if breaker is None else breaker.patience.total_seconds()
-        self.circuit = None if breaker is None else policy.Circuit(breaker, settings.random)
+        self._until_empty = False
+        breaker = settings.breaker or policy.Breaker()
+        self._patience = breaker.patience.total_seconds()
+        self.circuit = None if settings.breaker is None else policy.Circuit(breaker, settings.random)
+        self.receive_outage = policy.ReceiveOutage(breaker, settings.random)
         self._requests: queue.SimpleQueue[tuple[LeasedMessage, str]] = queue.SimpleQueue()
 
     # --- from any thread ---
@@ -148,6 +150,7 @@ class RunningSubscription:
 
     def run(self, *, until_empty: bool) -> None:
         """Handle messages until stopped, or until none is left. Raises as `Subscription.run`."""
+        self._until_empty = until_empty
         try:
             self._loop(until_empty=until_empty)
         except BaseException as error:
@@ -161,13 +164,14 @@ class RunningSubscription:
             self._settings.counters.publish(
                 self._engine.report.metrics(),
                 terms=self._report.terms,
-                outages=None if self.circuit is None else self._report.outages,
+                outages=self._report.outages,
                 is_outage=is_outage,
             )
 
     def _publish_if_due(self) -> None:
         if self._settings.counters is not None and self._settings.counters.is_due(time.monotonic()):
-            self._publish(is_outage=self.circuit is not None and self.circuit.is_open)
+            is_open = self.circuit is not None and self.circuit.is_open
+            self._publish(is_outage=is_open or self.receive_outage.since is not None)
 
     def _loop(self, *, until_empty: bool) -> None:
         leases, workers, circuit = self._leases, self._workers, self.circuit
@@ -193,14 +197,45 @@ class RunningSubscription:
             room = 0 if stopping else workers.count + self._settings.prefetch - len(leases)
             if room > (self._settings.prefetch // _PARTS if workers.have_work else 0):
                 wait, looked = 0.0 if len(leases) else _IDLE, self._settings.clock.monotonic()
-                arrived = leases.take(room, wait)
-                empty = looked if not arrived and wait > 0 else None
-                for leased in arrived:
+                arrived = self._receive(room, wait)
+                empty = looked if arrived == [] and wait > 0 else None
+                for leased in arrived or ():
                     self._begin(leased)
                 if arrived:
                     continue
             if len(leases):
                 self._take_results(workers.results(_GLANCE))
+
+    def _receive(self, most: int, wait: float) -> list[LeasedMessage] | None:
+        """Lease messages; None in an outage of the broker. Raises BrokerError: one that does not pass."""
+        outage, clock = self.receive_outage, self._settings.clock
+        pause = outage.next - clock.monotonic()
+        if pause > 0:
+            self._stopping.wait(min(pause, wait))
+            return None
+        try:
+            arrived = self._leases.take(most, wait)
+        except BrokerError as error:
+            self._not_received(error)
+            return None
+        lasted = outage.succeeded(clock.monotonic())
+        if lasted is not None:
+            self._report.outage_seconds += lasted
+            log.warning("%s: receiving goes on after %.0f s: the broker answers", self._settings.name, lasted)
+        return arrived
+
+    def _not_received(self, error: BrokerError) -> None:
+        """Note that the broker gave no messages. Raises BrokerError: this does not pass, or lasts too long."""
+        outage, now = self.receive_outage, self._settings.clock.monotonic()
+        if not outage.passes(error):
+            raise error
+        if outage.failed(error, now, asked=policy.asked_wait(self._settings.spec, error)):
+            self._report.outages += 1
+            log.warning("%s: receiving fails and is tried again: %s", self._settings.name, redact(str(error)))
+        lasted = now - (now if outage.since is None else outage.since)
+        if self._until_empty and lasted >= self._patience:
+            self._report.outage_seconds += lasted
+            raise error
 
     def _has_stopped(self) -> bool:
         """Whether a run that is to stop may end: nothing is under way, or its time is over."""
@@ -278,15 +313,15 @@ class RunningSubscription:
             if aside and len(leases) >= most and has_sink and circuit.lets_go(now):
                 self._let_go(aside.pop(0))
             if len(leases) < most:
-                arrived = leases.take(1, 0.0 if len(leases) else _IDLE)
-                for leased in arrived:
+                arrived = self._receive(1, 0.0 if len(leases) else _IDLE)
+                for leased in arrived or ():
                     self._begin(leased) if self._in_order([leased]) else leases.put_aside(leased)
-                if any(not (leased.decided or leased.aside) for leased in arrived):
+                if any(not (leased.decided or leased.aside) for leased in arrived or ()):
                     circuit.tried(now)
                 if arrived:
                     return None
         if not aside:
-            return None if len(leases) else now
+            return None if len(leases) or self.receive_outage.since is not None else now
         circuit.tried(now)
         self._resume(aside[:1])
         return None

@@ -164,7 +164,8 @@ class Subscription:
             DeliveryFailed: a message could neither be handled nor dead-lettered, or, with `until_empty`, an outage
                 lasted longer than the breaker's patience. Unsettled messages stay at the broker.
             ConfigurationError: also where a handler gave a message up and no sink exists; the message stays, too.
-            BrokerError: the broker ended it.
+            BrokerError: the broker refused it, or, with `until_empty`, did not answer for longer than the breaker's
+                patience. Otherwise an outage of the broker ends no run: receiving is tried again until it is over.
             Unsupported: the destination cannot be received from.
         """
         key = (os.getpid(), self.name)
@@ -205,11 +206,12 @@ class Subscription:
     @property
     def outage(self) -> Outage | None:
         """The outage that has paused receiving, for metrics and health checks; None: no outage now."""
-        circuit = None if self._running is None else self._running.circuit
-        since, error = (None, None) if circuit is None else (circuit.since, circuit.error)
-        if since is None or error is None:
-            return None
-        return Outage(reason=error.label, text=redact(str(error)), seconds=self._clock.monotonic() - since)
+        running = self._running
+        for each in () if running is None else (running.receive_outage, running.circuit):
+            since, error = (None, None) if each is None else (each.since, each.error)
+            if since is not None and error is not None:
+                return Outage(reason=error.label, text=redact(str(error)), seconds=self._clock.monotonic() - since)
+        return None
 
     def __enter__(self) -> Self:
         return self

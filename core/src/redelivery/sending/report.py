@@ -213,7 +213,7 @@ class SubscriptionReport:
         terms: terminal nacks; messages that ran out of retries are not counted.
         lost: leases that ran out or were revoked; another consumer is responsible for the message now.
         given_back: not handled when the subscription stopped.
-        outages: how often nearly everything failed for one reason, so that receiving paused.
+        outages: how often receiving paused: nearly everything failed for one reason, or the broker did not answer.
         outage_seconds: how long these lasted, added up; without one that goes on.
         delivery: the account of the sinks: the eight metrics of KIP-298 are its `metrics()`.
     """

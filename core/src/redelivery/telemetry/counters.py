@@ -34,7 +34,9 @@ class Counters:
         if meter is not None:
             self._last = meter.create_gauge(conventions.LAST_ERROR, "ms", "When a record failed last")
             self._outage = meter.create_gauge(
-                conventions.OUTAGE, "1", "Whether receiving is paused, as nearly everything fails for one reason"
+                conventions.OUTAGE,
+                "1",
+                "Whether receiving is paused: nearly everything fails, or the broker does not answer",
             )
             self._counters = {
                 name: meter.create_counter(name, "{record}", text) for name, text in conventions.KIP_298.items()
@@ -76,7 +78,7 @@ class Counters:
         Args:
             metrics: as `DeliveryReport.metrics`.
             terms: terminal nacks; None: nothing can be given up that way.
-            outages: how often an outage has paused receiving; None: nothing looks for one.
+            outages: how often an outage has paused receiving; None: nothing is received.
             is_outage: one pauses it now.
         """
         values: dict[str, int | None] = {**metrics, conventions.TERMS: terms, conventions.OUTAGES: outages}
