@@ -6,6 +6,7 @@ from nats.js import errors as js
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled
 from redelivery.kit.errors import Code
+from redelivery_nats.client.asking import is_missing
 from redelivery_nats.errors import TABLE, ApiError, DeniedError, StatusError
 
 
@@ -76,6 +77,23 @@ def test_an_error_without_a_code_is_sorted_by_its_class_or_text(
 ) -> None:
     told = TABLE.error(error, "sending", rows=1)
     assert (type(told), told.code) == (kind, code)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "missing"),
+    [
+        (10037, "no message found", True),
+        (10043, "sequence 3 not found", True),
+        (10057, "no message found", True),
+        (10057, "stream store EOF", True),
+        (10057, "message delete not permitted", False),
+        (10057, "write orders/msgs/1.blk: input/output error", False),
+        (10059, "stream not found", False),
+    ],
+)
+def test_a_message_that_could_not_be_removed_is_not_missing(code: int, text: str, *, missing: bool) -> None:
+    """Else its letter would be removed, and it would wait for nobody."""
+    assert is_missing(ApiError({"code": 500, "err_code": code, "description": text})) is missing
 
 
 def test_a_rows_own_subject_is_its_own_fault() -> None:

@@ -21,6 +21,12 @@ class ApiError(Exception):
         self.code = error.get("code")
         self.err_code = error.get("err_code")
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether it says that a message is not, or not any more, in its stream."""
+        failed = self.err_code == _DELETE_FAILED  # for whatever reason
+        return self.err_code in _NO_MESSAGE or (failed and str(self) in _DELETED)
+
 
 class StatusError(Exception):
     """The server answered without a message: 503 is nobody's subject, 404, 408 and 409 end a pull."""
@@ -95,8 +101,10 @@ _STATUSES: Final[Mapping[int, Rule]] = {
 }
 #: The status of a subject that nobody listens to.
 NOBODY: Final = 503
-#: The code of a message that is not, or not any more, in its stream; the second where it was to be removed.
-NO_MESSAGE: Final = frozenset({10037, 10043, 10057})
+#: What is said of a message that is not in its stream; and where it was to be removed, by servers 2.9 to 2.15.
+_NO_MESSAGE: Final = frozenset({10037, 10043})
+_DELETE_FAILED: Final = 10057
+_DELETED: Final = ("no message found", "stream store EOF", "deleted message")
 
 _BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
     ApiError: _REFUSED,

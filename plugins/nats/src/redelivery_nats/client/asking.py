@@ -13,7 +13,7 @@ from redelivery.kit.errors import Code
 from redelivery.kit.roles import Resource
 from redelivery_nats.address import Address
 from redelivery_nats.client.connection import Connection, answered, command
-from redelivery_nats.errors import DISABLED, NO_MESSAGE, NOBODY, TABLE, ApiError, StatusError
+from redelivery_nats.errors import DISABLED, NOBODY, TABLE, ApiError, StatusError
 from redelivery_nats.options import Settings
 
 #: Seconds that any call may take.
@@ -168,5 +168,4 @@ class Asking(Resource):
 def is_missing(error: object) -> bool:
     """Whether an error says that a message is not in its stream."""
     cause = error.__cause__ if isinstance(error, BrokerError) else error
-    # 10057 stands for every failure to remove one.
-    return isinstance(cause, ApiError) and cause.err_code in NO_MESSAGE and "not permitted" not in str(cause)
+    return isinstance(cause, ApiError) and cause.is_missing
