@@ -81,7 +81,7 @@ class Address:
         if scheme not in _PORTS or not is_host(host):
             raise InvalidURL(f"{shown}: its host is not one that a request can have; {_EXAMPLE}")
         # `urlsplit` drops line breaks and tabs in silence
-        if not _TARGET.fullmatch(url) or not parts.path.startswith(("/", "")) or "\\" in url:
+        if not _TARGET.fullmatch(url) or "\\" in url:
             raise InvalidURL(f"{shown} holds a character that a URL cannot have: write it as %20 or the like")
         if len(url) > _MOST:
             raise InvalidURL(f"{shown} is longer than {_MOST} characters")
