@@ -253,6 +253,9 @@ def test_rows_are_taken_from_letters_that_stand_for_rows_only(spark, shelf, unde
     assert rows(letters(spark, shelf.url()), ORDER).count() == 2
     with pytest.raises(ConfigurationError, match="these are not dead letters as they are read"):
         rows(spark.sql("SELECT 1 AS a"), ORDER)
+    for schema in (["id"], "array<string>"):
+        with pytest.raises(ConfigurationError, match=r"rows: the schema is .* 'id string, amount int', not"):
+            rows(undeliverable, schema)
 
 
 def test_a_row_of_every_type_comes_back_as_it_was(spark, shelf):

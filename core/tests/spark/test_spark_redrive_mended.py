@@ -94,6 +94,8 @@ def test_a_mend_that_raises_sends_nothing(spark, place):
 
 def test_the_position_of_a_letter_must_be_kept(spark, place):
     place.bury(2)
+    with pytest.raises(ConfigurationError, match="mend must return a DataFrame, not NoneType"):
+        place.redrive(spark, mend=lambda letters: None)
     with pytest.raises(ConfigurationError, match="have no text column '_position'"):
         place.redrive(spark, mend=lambda letters: letters.drop("_position"))
     with pytest.raises(PySparkException, match="which no letter has"):

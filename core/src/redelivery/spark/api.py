@@ -9,10 +9,11 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 from pyspark.sql.utils import is_remote
 
 from redelivery import registry
@@ -33,7 +34,6 @@ from redelivery.telemetry.owned import here
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 FORMAT: Final = "redelivery"
 #: Options of a read that apply to any place.
@@ -282,12 +282,19 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
         raise ConfigurationError(
             f"rows: these are not dead letters as they are read: the columns {', '.join(needed)} are needed"
         )
+    if not isinstance(schema, str | StructType):
+        raise ConfigurationError(
+            f"rows: the schema is a StructType or text, as in 'id string, amount int', not {schema!r}"
+        )
     text = f.col(_VALUE).cast("string")
-    kind = cast("StructType", letters.select(f.from_json(text, schema).alias(_VALUE)).schema[_VALUE].dataType)
-    letter = f.concat(f.lit("the letter "), f.coalesce(f.col("_error.message_id"), f.col(columns.POSITION)))
-    row = jsonform.decoded(text, kind, letter)
-    found = letters.where(f.col("type") == UNDELIVERABLE).select(row.alias(_VALUE), *READ_ONLY)
-    return found.select(f"{_VALUE}.*", *READ_ONLY)
+    kind = letters.select(f.from_json(text, schema).alias(_VALUE)).schema[_VALUE].dataType
+    if not isinstance(kind, StructType):
+        raise ConfigurationError(f"rows: the schema is that of a row, as in 'id string, amount int', not {schema!r}")
+    letter = f.coalesce(f.col("_error.message_id"), f.col(columns.POSITION))
+    where = f.concat(f.lit("redelivery: rows: the letter "), letter, f.lit(": "))
+    found = letters.where(f.col("type") == UNDELIVERABLE)
+    read = found.select(*jsonform.decoded(text, kind, where), *READ_ONLY)
+    return read.select(f.expr(jsonform.decoded_row(kind)).alias(_VALUE), *READ_ONLY).select(f"{_VALUE}.*", *READ_ONLY)
 
 
 def _check_literals(kind: Column | str, source: Column | str) -> None:

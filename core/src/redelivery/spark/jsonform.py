@@ -110,59 +110,67 @@ def encoded(names: Sequence[str], schema: t.StructType) -> tuple[Column, Column 
     return row, f.contains(row, f.lit(_REPLACED)) & ~readable
 
 
-def decoded(text: Column, kind: t.StructType, letter: Column) -> Column:
-    """Return the row that JSON text stands for, read by Spark itself.
-
-    It fails the task where the text is no such row. Spark alone would show the reason deep in a trace of the JVM, and
-    without `spark.sql.ansi.enabled` it would take text that is no number for null.
+def decoded(text: Column, kind: t.StructType, where: Column) -> tuple[Column, Column, Column]:
+    """Return columns of which `decoded_row` makes the row that JSON text stands for, read by Spark itself.
 
     Args:
         text: a JSON object, as `expression` and `rowjson.encode` write it.
         kind: of the row.
-        letter: text that names the letter, for the error.
+        where: text with which an error begins.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
 
-    wrong = next(name for name in map("_wrong{}".format, itertools.count()) if name not in kind.names)
     # A letter holds a number with more digits than Python needs as text, and Spark reads such text only as a decimal.
-    fields = [t.StructField(each.name, _floats_as_text(each.dataType)) for each in kind.fields]
-    read = t.StructType([*fields, t.StructField(wrong, t.StringType())])
+    read = t.StructType([t.StructField(each.name, _floats_as_text(each.dataType)) for each in kind.fields])
+    wrong = _wrong(kind)
+    read.add(wrong, t.StringType())
     row = f.from_json(text, read, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": wrong})
-    where = f.concat(f.lit("redelivery: rows: "), letter, f.lit(": "))
-    found = f.struct(
-        *(_floats(row.getField(each.name), each.dataType, each.name, where).alias(each.name) for each in kind)
+    return text.alias("text"), row.alias("row"), where.alias("place")
+
+
+def decoded_row(kind: t.StructType) -> str:
+    """Return the row, in SQL, from the columns of `decoded`.
+
+    It fails the task where the text is no such row. Spark alone would show the reason deep in a trace of the JVM, and
+    without `spark.sql.ansi.enabled` it would take text that is no number for null.
+    """
+    parts = ", ".join(
+        f"{_floats(f'row.{quoted(each.name)}', each.dataType, each.name)} AS {quoted(each.name)}"
+        for each in kind.fields
     )
-    given, taken = (f.from_json(each, "map<string,string>") for each in (text, f.to_json(row)))
-    bad = f.filter(f.map_keys(given), lambda name: given[name].isNotNull() & taken[name].isNull())
-    names = f.concat_ws(", ", f.array_intersect(bad, f.array(*map(f.lit, kind.names))))
-    hint = f.concat(where, f.lit("its value is not a row of this schema; look at: "), f.nullif(names, f.lit("")))
-    error = f.coalesce(hint, f.concat(where, f.lit("its value is not a row of this schema")))
-    is_row = row.isNotNull() & row.getField(wrong).isNull()
-    return f.when(f.coalesce(is_row, f.lit(False)), found).otherwise(f.raise_error(error))  # noqa: FBT003 - Spark's signature
+    texts = ("text", "to_json(row, map('ignoreNullFields', 'false'))")
+    given, taken = (f"from_json({each}, 'map<string,string>')" for each in texts)
+    bad = f"filter(map_keys({given}), n -> {given}[n] IS NOT NULL AND {taken}[n] IS NULL)"
+    names = f"nullif(concat_ws(', ', array_intersect({bad}, map_keys({taken}))), '')"
+    error = f"concat(place, 'its value is not a row of this schema', coalesce(concat('; look at: ', {names}), ''))"
+    is_row = f"row IS NOT NULL AND row.{quoted(_wrong(kind))} IS NULL"
+    return f"CASE WHEN {is_row} THEN struct({parts}) ELSE raise_error({error}) END"
 
 
-def _floats(value: Column, kind: t.DataType, name: str, where: Column) -> Column:
-    """Return a value with floats and doubles in place of their text, at any depth; text that is none fails the task."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
+def _wrong(kind: t.StructType) -> str:
+    """Return a name that no column has, for what Spark could not read."""
+    names = {name.lower() for name in kind.names}
+    return next(name for name in map("_wrong{}".format, itertools.count()) if name not in names)
 
+
+def _floats(value: str, kind: t.DataType, name: str, depth: int = 0) -> str:
+    """Return a value, in SQL, with floats in place of their text, at any depth; text that is none fails the task."""
     if _floats_as_text(kind) == kind:
         return value
+    each = f"e{depth}"
     if isinstance(kind, t.ArrayType):
-        of = kind.elementType
-        return f.transform(value, lambda each: _floats(each, of, f"{name}[]", where))
+        return f"transform({value}, {each} -> {_floats(each, kind.elementType, f'{name}[]', depth + 1)})"
     if isinstance(kind, t.MapType):
-        to = kind.valueType
-        return f.transform_values(value, lambda _, each: _floats(each, to, f"{name}{{}}", where))
+        return f"transform_values({value}, (k, {each}) -> {_floats(each, kind.valueType, f'{name}{{}}', depth + 1)})"
     if isinstance(kind, t.StructType):
-        parts = [
-            _floats(value.getField(each.name), each.dataType, f"{name}.{each.name}", where).alias(each.name)
-            for each in kind.fields
-        ]
-        return f.when(value.isNotNull(), f.struct(*parts))
-    number = value.try_cast(kind)
+        of = [(part.dataType, part.name, quoted(part.name)) for part in kind.fields]
+        parts = (f"{_floats(f'{value}.{sql}', part, f'{name}.{told}', depth)} AS {sql}" for part, told, sql in of)
+        return f"CASE WHEN {value} IS NOT NULL THEN struct({', '.join(parts)}) END"
+    number = f"try_cast({value} AS {kind.simpleString()})"
     said = f"the column {name!r} is of type {kind.simpleString()}, which this is not: "
-    error = f.raise_error(f.concat(where, f.lit(said), f.left(value, f.lit(_SHOWN))))
-    return f.when(value.isNotNull() & number.isNull(), error).otherwise(number)
+    literal = said.replace("\\", r"\\").replace("'", r"\'")
+    error = f"raise_error(concat(place, '{literal}', left({value}, {_SHOWN})))"
+    return f"CASE WHEN {value} IS NOT NULL AND {number} IS NULL THEN {error} ELSE {number} END"
 
 
 def _floats_as_text(kind: t.DataType) -> t.DataType:

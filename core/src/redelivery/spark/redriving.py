@@ -308,7 +308,10 @@ class _Redrive:
         letters = self._spark.range(0, len(plan), 1, len(plan)).mapInArrow(
             partial(letters_of, work, plan), letters_schema(settings.url)
         )
-        rows, layout = _sendable(mend(letters), settings)
+        mended = mend(letters)
+        if not hasattr(mended, "schema"):
+            raise ConfigurationError(f"redrive: mend must return a DataFrame, not {type(mended).__name__}")
+        rows, layout = _sendable(mended, settings)
         part = f.substring(POSITION, 1, PART_DIGITS).cast("int")
         together = placed(rows, len(plan), part).sortWithinPartitions(POSITION)
         done = together.mapInArrow(partial(send_rows, work, plan, layout), "answer string").collect()
