@@ -80,6 +80,11 @@ def test_a_duplicate_column_is_refused_whatever_its_case():
         ({"value": t.ArrayType(TEXT)}, "write it as JSON"),
         ({"value": TEXT, "headers": t.MapType(TEXT, TEXT)}, "transform(map_entries(headers)"),
         ({"value": TEXT, "headers": t.MapType(TEXT, t.LongType())}, "cast(cast(e.value as string) as binary)"),
+        ({"value": TEXT, "headers": TEXT}, "make them: array(named_struct('key', 'name'"),
+        (
+            {"value": TEXT, "headers": t.ArrayType(t.StructType().add("name", TEXT).add("text", TEXT))},
+            "col('headers').cast('array<struct<key:string,value:binary>>')",
+        ),
         ({"value": TEXT, "key": t.DoubleType()}, "'key' must be binary or string"),
         ({"value": TEXT, "headers": t.MapType(TEXT, TEXT)}, "array<struct<key:string,value:binary>>"),
         ({"value": TEXT, "destination": t.LongType()}, "'destination' must be string"),

@@ -1,6 +1,7 @@
 """What the short processes of a write must not pay for: those that plan and commit it, and those that run its tasks.
 
-Only what is ours counts: Spark imports pandas in each task, through pyarrow, and before 4.2 numpy everywhere.
+Only what is ours counts. pyarrow imports pandas in each task, with the first value that it takes from Python, and our
+digests need it; Spark alone would not. Before 4.2 Spark imports numpy everywhere.
 """
 
 import subprocess

@@ -289,8 +289,10 @@ def _check_message_column(
     if name == "headers":
         if not _is_headers(kind):
             wanted = "array<struct<key:string,value:binary>>"
-            how = "cast it"
-            if isinstance(kind, t.MapType):
+            how = "make them: array(named_struct('key', 'name', 'value', cast('text' as binary)))"
+            if isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.StructType):
+                how = f"cast it: .withColumn('headers', col('headers').cast('{wanted}'))"
+            elif isinstance(kind, t.MapType):
                 text = "e.value" if isinstance(kind.valueType, _BYTES) else "cast(e.value as string)"
                 made = f"named_struct('key', e.key, 'value', cast({text} as binary))"
                 how = f"""make them: .withColumn('headers', expr("transform(map_entries(headers), e -> {made})"))"""
