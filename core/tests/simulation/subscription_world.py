@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Received, Retry, Support, Terminate
 from redelivery.contract.message import Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
@@ -100,6 +101,8 @@ class SubscriptionWorld(World):
         "an outage opens the breaker",
         "an outage ends, and its messages are handled",
         "poison is dead-lettered in an outage",
+        "a message is handled while its broker is away",
+        "its broker is away, and gives messages again",
     )
 
     def __init__(self, choices: Choices) -> None:
@@ -256,12 +259,18 @@ class SubscriptionWorld(World):
         return kind
 
     def _look_at_breaker(self, kind: str) -> None:
-        if self.subscription.outage is not None:
+        if self._broker_is_away():
+            self.scheduler.reach("a message is handled while its broker is away")
+        elif self.subscription.outage is not None:
             self.scheduler.reach("an outage opens the breaker")
             if kind == "returns":
                 self.scheduler.reach("an outage ends, and its messages are handled")
             elif kind in {"nacks", "refuses"}:
                 self.scheduler.reach("poison is dead-lettered in an outage")
+
+    def _broker_is_away(self) -> bool:
+        outage = self.subscription.outage
+        return outage is not None and Code.CONNECTION_LOST in outage.reason
 
     def _terminate(self, process: Process, message: Message, name: str) -> None:
         """Ask for the message to be given up, and wait for it, as a handler may."""
@@ -289,6 +298,8 @@ class SubscriptionWorld(World):
 
     def _leased(self, process: Process, received: Received) -> None:
         name = self.named(received.message)
+        if self._broker_is_away():
+            self.scheduler.reach("its broker is away, and gives messages again")
         self.attempt[name] = received.attempt
         self.handled[name].delivered[received.attempt] += 1
         self.handled[name].leased[process] += 1

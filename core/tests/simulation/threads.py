@@ -119,6 +119,9 @@ class Event:
     def is_set(self) -> bool:
         return self._set
 
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._scheduler.wait(self.is_set, timeout)
+
 
 class Thread:
     """`threading.Thread`."""

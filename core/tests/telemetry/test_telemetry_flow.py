@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -18,13 +19,14 @@ from telemetry.conftest import Recorded
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters.queue import dead_letters
-from redelivery.errors import TerminalNack
+from redelivery.errors import Retriable, TerminalNack
 from redelivery.formats import dialects
 from redelivery.policy.breaker import Breaker
 from redelivery.receiving.subscription import Subscription
 from redelivery.sending import Delivery, Origin
 from redelivery.telemetry import conventions, counters
 from redelivery.telemetry.current import using
+from redelivery_sqlite.receiver import SqliteReceiver
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -185,11 +187,22 @@ def test_an_outage_of_a_handler_is_a_gauge_while_it_lasts(
     assert recorded.total("redelivery.subscription.outages") == report.outages == 1
 
 
-def test_without_a_breaker_no_outage_is_shown(recorded: Recorded, url: str) -> None:
+def test_an_outage_of_the_broker_is_shown_also_without_a_breaker(
+    recorded: Recorded, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deliver(url, message("a"))
-    Subscription(url, lambda _: None, breaker=None).run(until_empty=True)
+    receive, errors = SqliteReceiver.receive, [Retriable("locked")]
+
+    def fails_once(*arguments: Any, **named: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return receive(*arguments, **named)
+
+    monkeypatch.setattr(SqliteReceiver, "receive", fails_once)
+    report = Subscription(url, lambda _: None, breaker=None).run(until_empty=True)
     assert "terms" in recorded.metrics()
-    assert not [name for name in recorded.metrics() if "outage" in name]
+    assert recorded.total("redelivery.subscription.outage") == 0
+    assert recorded.total("redelivery.subscription.outages") == report.outages == report.accepted == 1
 
 
 def test_a_handlers_own_spans_are_children_of_its_process_span(recorded: Recorded, url: str) -> None:
