@@ -69,7 +69,7 @@ def test_these_errors_pass(kind: type[BrokerError]) -> None:
 
 
 def test_a_subscription_goes_on_when_its_broker_is_back() -> None:
-    """Nothing was seen of the queue meanwhile, so it does not pass for empty."""
+    """Until then the queue is not taken for empty."""
     setup = SubscriptionSetup(message("a"), message("b"))
     setup.queue.receive_errors = [AWAY] * 4
     report = setup.subscription(lambda _: None, breaker=SOON).run(until_empty=True)
