@@ -587,6 +587,24 @@ class TestLogins:
             assert error.code is Code.NOT_AUTHENTICATED
             assert "x1" not in str(error)
 
+    def test_a_refused_login_is_said_although_closing_fails_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server closes at once: on a busy machine the client meets a reset when it closes its own side."""
+        close = Client._close
+
+        async def fails(client: Client, *arguments: Any, **named: Any) -> None:
+            await client._error_cb(ConnectionResetError("reset"))
+            await close(client, *arguments, **named)
+
+        users = "authorization { users: [{user: tests, password: tests}] }"
+        right, wrong = {"user": "tests", "password": "tests"}, {"token": "x1"}
+        with closing(start_server(tmp_path, users, **right)) as runtime:
+            monkeypatch.setattr(Client, "_close", fails)
+            error = self.attempt(runtime, **wrong)
+        assert isinstance(error, Fatal)
+        assert error.code is Code.NOT_AUTHENTICATED
+
     def test_a_missing_permission_is_told_at_once_with_its_subject(self, tmp_path: Path) -> None:
         allowed = 'publish: {deny: ["Orders", "$JS.API.STREAM.INFO.*"]}'
         configuration = (

@@ -117,8 +117,10 @@ class Connection(LoopThread):
             except Exception as error:
                 if isinstance(error, TimeoutError):
                     self._error = TimeoutError(f"no answer within {seconds:g} s")
+                told = self._error
                 if self._client is not None:
                     await self._client.drop()
+                self._error = told  # closing may fail too, and says so
                 if server == servers[-1]:
                     raise
         self._error = None
