@@ -101,9 +101,13 @@ def test_an_error_that_does_not_pass_ends_it_at_once(error: BrokerError) -> None
     assert not setup.queue.receive_errors
 
 
-def test_a_run_until_empty_ends_with_the_brokers_error_when_its_patience_is_over() -> None:
+@pytest.mark.parametrize(
+    "error", [AWAY, Throttled("connection refused", retry_after=3600.0)], ids=["away", "throttled"]
+)
+def test_a_run_until_empty_ends_with_the_brokers_error_when_its_patience_is_over(error: BrokerError) -> None:
+    """Also where the broker asks for a longer pause."""
     setup = SubscriptionSetup(message("a"))
-    setup.queue.receive_errors = [AWAY] * 10_000
+    setup.queue.receive_errors = [error] * 10_000
     impatient = Breaker(pause=10 * MS, pause_max=20 * MS, patience=100 * MS)
     began = time.monotonic()
     subscription = setup.subscription(lambda _: None, breaker=impatient)

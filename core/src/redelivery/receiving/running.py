@@ -211,6 +211,7 @@ class RunningSubscription:
         outage, clock = self.receive_outage, self._settings.clock
         pause = outage.next - clock.monotonic()
         if pause > 0:
+            self._end_if_away_too_long()
             self._stopping.wait(min(pause, wait))
             return None
         try:
@@ -232,10 +233,17 @@ class RunningSubscription:
         if outage.failed(error, now, asked=policy.asked_wait(self._settings.spec, error)):
             self._report.outages += 1
             log.warning("%s: receiving fails and is tried again: %s", self._settings.name, redact(str(error)))
-        lasted = now - (now if outage.since is None else outage.since)
-        if self._until_empty and lasted >= self._patience:
+        self._end_if_away_too_long()
+
+    def _end_if_away_too_long(self) -> None:
+        """End a run that waits for an empty queue in vain. Raises BrokerError: the broker's last error."""
+        outage = self.receive_outage
+        if not self._until_empty or outage.since is None or outage.error is None:
+            return
+        lasted = self._settings.clock.monotonic() - outage.since
+        if lasted >= self._patience:
             self._report.outage_seconds += lasted
-            raise error
+            raise outage.error
 
     def _has_stopped(self) -> bool:
         """Whether a run that is to stop may end: nothing is under way, or its time is over."""
