@@ -1,4 +1,4 @@
-"""Brokers whose client is wrong when the connection is, or when nobody answers. See `broken.py`."""
+"""Brokers whose client fails when a connection is lost, or when no answer comes. See `broken.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT = "a_silent_broker_is_told_by_the_deadline_and_what_is_said_holds"
 
 
 class HasNoDeadlineTimer(Broken):
-    """Waits until somebody answers, or the connection ends."""
+    """Waits until an answer comes, or the connection ends."""
 
     caught_by = SILENT
 
@@ -27,7 +27,7 @@ class HasNoDeadlineTimer(Broken):
 
 
 class CallsALostConnectionRetriable(Broken):
-    """What was in flight has arrived, and is sent again as if it had not."""
+    """Messages in flight have arrived, and are sent again as if they had not."""
 
     caught_by = SILENT
 
@@ -74,7 +74,7 @@ class SendsAgainByItself(Broken):
 
 
 class SettlesWithoutWaiting(Broken):
-    """The acknowledgement is written, and nobody waits for its confirmation."""
+    """It writes the acknowledgement, and does not wait for its confirmation."""
 
     caught_by = "an_outage_loses_nothing_that_was_in_hand[memory-silent]"
 
@@ -86,16 +86,20 @@ class SettlesWithoutWaiting(Broken):
                 return [None] * len(outcomes)
 
 
+class CutReceiver(MemoryReceiver):
+    """Remembers how many cuts there were when it connected."""
+
+    def __init__(self, broker: MemoryBroker, lease: float) -> None:
+        super().__init__(broker, lease)
+        self.cuts = broker.store().cuts
+
+
 class ConnectsAgainByItself(Broken):
-    """What is leased goes back when the connection ends; the next one takes an acknowledgement of it for good."""
+    """Leased messages go back when the connection ends; the next one takes an acknowledgement of it for good."""
 
     caught_by = "a_lease_that_a_cut_connection_ended_is_never_settled_quietly"
 
-    class ReceiverRole(MemoryReceiver):
-        def __init__(self, broker: MemoryBroker, lease: float) -> None:
-            super().__init__(broker, lease)
-            self.cuts = broker.store().cuts
-
+    class ReceiverRole(CutReceiver):
         def open_store(self) -> Store:
             store = super().open_store()
             if store.cuts != self.cuts:
@@ -114,11 +118,7 @@ class NeverConnectsAgain(Broken):
 
     caught_by = "an_outage_of_its_broker_ends_no_subscription"
 
-    class ReceiverRole(MemoryReceiver):
-        def __init__(self, broker: MemoryBroker, lease: float) -> None:
-            super().__init__(broker, lease)
-            self.cuts = broker.store().cuts
-
+    class ReceiverRole(CutReceiver):
         def open_store(self) -> Store:
             store = super().open_store()
             if store.cuts != self.cuts:

@@ -508,7 +508,7 @@ class Broker(Role):
         Raises:
             ConfigurationError: it has not been provisioned; the text holds the command that provisions it.
             BrokerError: the broker does not tell.
-            Unsupported: the broker has no dead letter place of its own.
+            Unsupported: the broker has no native dead letter place.
         """
         raise self._without("native dead letter place")
 
